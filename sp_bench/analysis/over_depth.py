@@ -1,7 +1,8 @@
 """Whole training steps from steps of few layers: time and memory are lines over the number of layers.
 
 One real rank of a step that takes minutes is run with 2 and 4 layers, say. Their rows say so (`num_layers`), and the
-line through both gives the step of all layers. Where the whole step was run too, it checks the line.
+line through both gives the step of all layers. Where the whole step was run too, it checks the line. Where layers are
+of several kinds, their pattern must be whole in both; a model that ends within it is off by a part of one layer.
 """
 
 from collections.abc import Sequence
@@ -65,8 +66,9 @@ def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
             grouped.setdefault(place, {})[cell.asked["num_layers"]] = cell
     found = []
     for by_depth in grouped.values():
-        depth = num_layers(next(iter(by_depth.values())).asked["model"])
-        few = sorted(number for number in by_depth if depth is not None and number < depth)
+        asked = next(iter(by_depth.values())).asked
+        depth, period = num_layers(asked["model"]), len((asked["layer_kinds"] or "full").split("+"))
+        few = sorted(number for number in by_depth if depth is not None and number < depth and number % period == 0)
         if depth is not None and len(few) > 1:
             found.append(OverDepth(by_depth[few[0]], by_depth[few[1]], depth, by_depth.get(depth)))
     return sorted(found, key=_order)

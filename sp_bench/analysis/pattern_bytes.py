@@ -79,10 +79,11 @@ def _shape(cell: Cell) -> AttentionShape | None:
 
 
 def _passes(cell: Cell) -> Mapping[str, int]:
-    """How often one step runs the attention's forward and backward; nothing for other workloads."""
+    """How often one step runs the attention's forward and backward; nothing for other workloads,
+    and where layers differ."""
     if cell.asked["workload"] == "attention":
         return {"forward": 1, "backward": int(cell.asked["pass_kind"] != "forward")}
-    if cell.asked["workload"] != "train_step" or not cell.asked["num_layers"]:
+    if cell.asked["workload"] != "train_step" or not cell.asked["num_layers"] or cell.asked["layer_window"]:
         return {}
     calls = cell.asked["num_layers"] * cell.micro_batches
     recomputed = cell.options.get("workload.activation_checkpointing") == "full"

@@ -5,8 +5,9 @@ the row's schema, identities, names and reports are made from that list.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, from_text, padded, rounded, spans
@@ -307,6 +308,9 @@ class ModelConfig:
                 "llama3_8b": "Llama-3-8B",
                 "llama3_1_8b": "Llama-3.1-8B",
                 "qwen2_5_7b": "Qwen2.5-7B",
+                "mistral_7b": "Mistral-7B-v0.1",
+                "gemma3_27b": "Gemma-3-27B",
+                "gpt_oss_20b_dense": "gpt-oss-20b with a dense MLP",
                 "tiny": "a tiny model",
             },
         ),
@@ -337,8 +341,45 @@ class ModelConfig:
     rope_original_seq_len: Annotated[
         int | None, Declared("rope_scaling: length that the embedding was trained with", unit="tokens", of=TRAINING)
     ] = None
+    layers: Annotated[
+        str | None,
+        Declared(
+            "training: kinds of attention of the layers, from the first on and over again: full and window, with + "
+            "between them; null: full",
+            column="layer_kinds",
+            of=TRAINING,
+            none_means="full",
+            words="layers {}",
+            head="layers' kinds",
+        ),
+    ] = None
+    window: Annotated[
+        int | None,
+        Declared(
+            "training: in layers of kind window a token sees this many tokens up to itself",
+            unit="tokens",
+            column="layer_window",
+            of=TRAINING,
+            words="window {:,}",
+            identifier="window {}",
+            head="layers' window",
+        ),
+    ] = None
+    sinks: Annotated[
+        bool,
+        Declared(
+            "training: each query head of each layer learns a score beside those of its keys, without a value",
+            column="layer_sinks",
+            of=TRAINING,
+            old_rows=False,
+            omitted=True,
+            words={True: "sinks", False: ""},
+            head="layers' sinks",
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
+        self._check_layers()
         require_positive(
             self,
             "num_layers",
@@ -360,6 +401,35 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs")
+
+    def _check_layers(self) -> None:
+        words = (self.layers or "full").split("+")
+        if unknown := [word for word in words if word not in ("full", "window")]:
+            raise ConfigError(
+                f"model.layers={self.layers}: {unknown[0]!r} is no kind of attention; use full and window with + "
+                "between them, as window+full"
+            )
+        if ("window" in words) != (self.window is not None):
+            raise ConfigError(
+                f"model.layers={self.layers}, model.window={self.window}: layers of kind window need a model.window, "
+                "and others have none; use both, or neither"
+            )
+        if self.window is not None:
+            require_at_least(self, PROVABLE_TOKENS, "window")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of attention of each layer: full | window."""
+        words = (self.layers or "full").split("+")
+        return tuple(words[index % len(words)] for index in range(self.num_layers))
+
+    def shorter(self, num_layers: int) -> "ModelConfig":
+        """The model with so many layers, or as many as it has, but with each of its kinds, which come one after the
+        other."""
+        order = tuple(dict.fromkeys(self.kinds))
+        number = min(max(num_layers, len(order)), self.num_layers)
+        window = self.window if "window" in order else None
+        return replace(self, num_layers=number, layers=self.layers and "+".join(order), window=window)
 
     def _require_whole_scaling(self) -> None:
         of_scaling = ("rope_scaling", "rope_factor", "rope_original_seq_len")
@@ -740,15 +810,16 @@ class WorkloadConfig:
     def _check_window(self) -> None:
         if self.sinks and (self.name != "attention" or not self.causal or self.packing != "none"):
             raise ConfigError(
-                f"workload.sinks=true with workload {self.name}, causal={self.causal}, packing={self.packing}: sinks "
-                "are proven in workload=attention with workload.causal=true and workload.packing=none"
+                f"workload.sinks=true with workload {self.name}, causal={self.causal}, packing={self.packing}: these "
+                "sinks are of workload=attention with workload.causal=true and workload.packing=none; training has "
+                "model.sinks"
             )
         if self.window is None:
             return
         said: Prose = f"workload.window={self.window}"
         require_at_least(self, PROVABLE_TOKENS, "window")
         if self.name != "attention":
-            raise ConfigError(f"{said}: workload {self.name} has no windows; leave it out, or use workload=attention")
+            raise ConfigError(f"{said}: workload {self.name} has windows by layer; use model.window and model.layers")
         if not self.causal:
             raise ConfigError(f"{said} ends at the token itself; use workload.causal=true, or leave it out")
         if self.packing != "none":
@@ -970,6 +1041,11 @@ class TrialConfig:
             require_at_least(self.workload, PROVABLE_TOKENS, "correctness_seq_len")
         if self.workload.packing != "none":
             self._check_pack()
+        if self.workload.packing != "none" and self.trains and (self.model.window is not None or self.model.sinks):
+            raise ConfigError(
+                f"workload.packing={self.workload.packing}: model={self.model.name} has windows or sinks, and those of "
+                "packed documents are not there yet; use workload.packing=none"
+            )
         if (window := self.workload.window) is not None and window >= self.seq_len:
             raise ConfigError(
                 f"workload.window={window} hides nothing of seq_len={self.seq_len}; use {self.seq_len - 1} or less, or "
@@ -1046,11 +1122,27 @@ class TrialConfig:
         return documents(w.packing, seq_len, (w.document_len or 0) * share, w.document_sigma or 0.0, self.seed, listed)
 
     def window(self, seq_len: int) -> int | None:
-        """The window over a sequence of `seq_len` tokens. At a reduced length it is shorter by as much, so that it
-        ends in the same shard."""
-        if (window := self.workload.window) is None or seq_len >= self.seq_len:
+        """The window over a sequence of `seq_len` tokens, of layers that have one; None: it hides nothing. At a reduced
+        length it is shorter by as much, so that it ends in the same shard."""
+        window = self.model.window if self.trains else self.workload.window
+        if window is None or window >= self.seq_len:
+            return None
+        if seq_len >= self.seq_len:
             return window
         return min(max(round(window * seq_len / self.seq_len), PROVABLE_TOKENS), seq_len - 1)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it takes optimizer steps."""
+        return self.workload.pass_kind == "step"
+
+    @property
+    def kinds(self) -> Mapping[str, int]:
+        """How often one forward calls attention of each kind, full | window: once a layer. Attention alone is of one
+        kind, and called once."""
+        if self.trains:
+            return Counter(self.model.kinds)
+        return {"full" if self.workload.window is None else "window": 1}
 
     def labelled(self, seq_len: int) -> list[range]:
         """Training: the tokens of a sequence of `seq_len` tokens that have a label, by document. A label is the token
@@ -1088,7 +1180,7 @@ class TrialConfig:
         on: the middle one does both."""
         if self.world == "ranks":
             return None
-        middle = 0 if self.workload.window is None else self.world_size // 2
+        middle = self.world_size // 2 if "window" in self.kinds else 0
         return middle if self.real_rank is None else self.real_rank
 
     @property
@@ -1120,9 +1212,11 @@ class TrialConfig:
         """The number of sequences of one step: all micro-batches of all data-parallel ranks."""
         return self.workload.num_micro_batches * self.batch_size * self.dp_replicate_size * self.dp_shard_size
 
-    def attention_shape(self, seq_len: int) -> AttentionShape:
-        """The attention call of this trial at `seq_len` global tokens (the full, padded or reduced length). Where each
-        document is cut over all ranks, it is padded to equal chunks, so that there may be more tokens."""
+    def attention_shape(self, seq_len: int, kind: str | None = None) -> AttentionShape:
+        """The attention call of layers of a kind at `seq_len` global tokens (the full, padded or reduced length); None:
+        full, if there are such layers. Where each document is cut over all ranks, it is padded to equal chunks, so that
+        there may be more tokens."""
+        kind = kind or ("full" if "full" in self.kinds else "window")
         m, lengths = self.model, self.documents(seq_len)
         if lengths and self.method.layout == "document_zigzag":
             lengths = padded(lengths, 2 * self.sp_size)
@@ -1130,8 +1224,8 @@ class TrialConfig:
         return AttentionShape(
             *(self.batch_size, seq_len, m.num_heads, m.num_kv_heads, m.head_dim, self.workload.causal, self.dtype),
             documents=lengths,
-            window=self.window(seq_len),
-            sinks=self.workload.sinks,
+            window=self.window(seq_len) if kind == "window" else None,
+            sinks=m.sinks if self.trains else self.workload.sinks,
         )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def add_traffic(*parts: Traffic) -> Traffic:
     return {key: value for key, value in total.items() if value}
 
 
-def scale_traffic(traffic: Traffic, factor: int) -> Traffic:
+def scale_traffic(traffic: Traffic, factor: int | Fraction) -> Traffic:
     """`factor` times the bytes of each phase and op."""
     return {key: value * factor for key, value in traffic.items()}
 

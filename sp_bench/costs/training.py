@@ -4,6 +4,7 @@ N = dp_shard_size * sp_size ranks share one replica of the parameters. There are
 N * R ranks in all. A step is an optimizer step with all its micro-batches.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -41,7 +42,7 @@ def block_shapes(model: ModelConfig) -> ParameterShapes:
         shapes |= {"attention.q.bias": (q_size,), "attention.k.bias": (kv_size,), "attention.v.bias": (kv_size,)}
     if model.qk_norm:
         shapes |= {"attention.q_norm.weight": (model.head_dim,), "attention.k_norm.weight": (model.head_dim,)}
-    return shapes
+    return shapes | {"attention.sinks": (model.num_heads,)} if model.sinks else shapes
 
 
 def root_shapes(model: ModelConfig) -> ParameterShapes:
@@ -81,8 +82,16 @@ def matmul_parameters(model: ModelConfig) -> int:
 
 def _attention_flops(config: TrialConfig, seq_len: int) -> int:
     """FLOPs of the attention forwards of one step, of all sequences."""
-    one_sequence = replace(config.attention_shape(seq_len), batch_size=1)
-    return len(attended_layers(config)) * config.num_sequences * attention_forward_flops(one_sequence)
+    of_kinds = (
+        number * attention_forward_flops(replace(config.attention_shape(seq_len, kind), batch_size=1))
+        for kind, number in attended(config).items()
+    )
+    return config.num_sequences * sum(of_kinds)
+
+
+def attended(config: TrialConfig) -> Mapping[str, int]:
+    """The number of `attended_layers` of each kind."""
+    return Counter(config.model.kinds[index] for index in attended_layers(config))
 
 
 def attended_layers(config: TrialConfig) -> set[int]:
@@ -91,15 +100,16 @@ def attended_layers(config: TrialConfig) -> set[int]:
     That is the last, when all that layers keep is there. In `fsdp2` gradients pile up from the last layer to the first,
     so it may also be the first. Or it is the second, if more of the first is there by then: its parameters, which FSDP
     gathers ahead where ranks share them, or its checkpoints, which waited in host memory. Where FSDP gathers more
-    layers ahead (`engine.backward_prefetch`), it may be any of so many.
+    layers ahead (`engine.backward_prefetch`), it may be any of so many. Attention of one kind may hold more than that
+    of another, so it is these of each kind.
     """
-    layers, engine = range(config.model.num_layers), config.engine
+    kinds, engine = config.model.kinds, config.engine
     if not config.workload.fit:
-        return set(layers)
-    if engine.name != "fsdp2":
-        return {layers[-1]}
+        return set(range(len(kinds)))
     ahead = (engine.backward_prefetch or 1) if config.num_shards > 1 else 0
-    return {*layers[: 1 + max(ahead, config.workload.checkpoint_offload)], layers[-1]}
+    first = 1 + max(ahead, config.workload.checkpoint_offload) if engine.name == "fsdp2" else 0
+    of_kinds = ([index for index, each in enumerate(kinds) if each == kind] for kind in set(kinds))
+    return {index for layers in of_kinds for index in (*layers[:first], layers[-1])}
 
 
 def offloaded_inputs_bytes(config: TrialConfig) -> float:
@@ -211,12 +221,12 @@ def _updated_by(config: TrialConfig) -> str:
 
 
 def expected_work(
-    config: TrialConfig, padded_seq_len: int, calls: KernelCalls | None, *, products: bool
+    config: TrialConfig, padded_seq_len: int, calls: Mapping[str, KernelCalls] | None, *, products: bool
 ) -> ExpectedWork:
     """What one step must compute. An engine from outside trains what it likes, and transformers bring an attention of
     their own.
 
-    calls: of this rank, in one attention call of the method; None: it is not known how the method calls the kernel.
+    calls: of this rank, in one attention call of each kind; None: it is not known how the method calls the kernel.
     products: whether all matrix products outside the kernel are the decoder's.
     """
     engine = config.engine.name
@@ -230,11 +240,12 @@ def expected_work(
     )
     if calls is None or engine in HUGGING_FACE:
         return expected
-    layers = len(attended_layers(config)) * config.workload.num_micro_batches
+    layers = [(number * config.workload.num_micro_batches, calls[kind]) for kind, number in attended(config).items()]
+    forward, backward = sum(n * each.forward for n, each in layers), sum(n * each.backward for n, each in layers)
     return replace(
         expected,
         attention_flops=attention_flops(config, padded_seq_len),
-        kernel_calls=KernelCalls((1 + _recomputed(config)) * layers * calls.forward, layers * calls.backward),
+        kernel_calls=KernelCalls((1 + _recomputed(config)) * forward, backward),
     )
 
 
@@ -294,8 +305,8 @@ def _reduce_bytes(config: TrialConfig) -> int:
 
 
 def train_step_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
-    """Bytes of one training step under FSDP2; `attention` is that of one attention call. Phase `other`, the scalars of
-    the gradient norm, is left out: it differs between torch versions."""
+    """Bytes of one training step under FSDP2; `attention` is that of one attention call, in the mean over layers of
+    several kinds. Phase `other`, the scalars of the gradient norm, is left out: it differs between torch versions."""
     return add_traffic(unsharded_traffic(config, attention), sharding_traffic(config))
 
 

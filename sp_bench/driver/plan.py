@@ -68,14 +68,16 @@ def unsupported_reason(
         return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
+    for kind in config.kinds:
+        shape = config.attention_shape(config.seq_len, kind)
+        # first: a library need not be here to lack it
+        if reason := methods.packing_reason(config.method, shape) or methods.window_reason(config.method, shape):
+            return reason
+        if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
+            return reason
+        if reason := kernels.window_reason(config.kernel.name, shape):
+            return reason
     shape = config.attention_shape(config.seq_len)
-    # first: a library need not be here to lack it
-    if reason := methods.packing_reason(config.method, shape) or methods.window_reason(config.method, shape):
-        return reason
-    if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
-        return reason
-    if reason := kernels.window_reason(config.kernel.name, shape):
-        return reason
     library_packs = config.kernel.name in getattr(method, "OWN_PACKED_KERNELS", ())
     if not library_packs and (reason := kernels.packing_reason(config.kernel.name, shape)):
         return reason

@@ -19,6 +19,7 @@ from sp_bench.rows import store
 _GROUPS = ("method", "kernel")
 _OF_STEP = ("activation_checkpointing", "checkpoint_offload", "model_code", "loss_tile_tokens", "mlp_tile_tokens")
 _PROVEN = ("workload.name", "workload.pass_kind", "workload.causal", "workload.packing", "workload.sinks", "dtype")
+PROOF_LEN, MOST_WINDOW = 4096, 2048  # tokens of the proof that is suggested, and the longest window there
 _COLUMNS = ("status", "evidence", "world_size", "trial_id", "env_id", "config")
 
 
@@ -35,6 +36,10 @@ def _options(config: TrialConfig) -> dict[str, Any]:
     values = {
         path: option.none_means if (value := option.value(config)) is None else value for path, option in shared.items()
     }
+    if trains:
+        windows = {config.attention_shape(config.seq_len, kind).window is not None for kind in config.kinds}
+        kinds = "+".join(("full", "window")[has] for has in sorted(windows))
+        return values | {"model.layers": None if kinds == "full" else kinds, "model.sinks": config.model.sinks}
     return values | {"workload.window": config.workload.window is not None}
 
 
@@ -60,7 +65,7 @@ def missing_reason(config: TrialConfig, folder: Path) -> str | None:
     options = " ".join(f"{as_overridden(path)}={_word(value)}" for path, value in _chosen(config).items())
     return (
         f"world=one_rank: no ok row of real ranks in {folder} proves {config.method.name} with kernel="
-        f"{config.kernel.name} and these options; run one first: sp-bench run {options} sp_size=2 seq_len=4096 "
+        f"{config.kernel.name} and these options; run one first: sp-bench run {options} sp_size=2 seq_len={PROOF_LEN} "
         f"model={config.model.name} hardware={config.hardware.name}{shared} results_root={folder}"
     )
 
@@ -70,6 +75,8 @@ def _chosen(config: TrialConfig) -> Mapping[str, Any]:
     options = _options(config)
     names = {path.removesuffix(".name"): value for path, value in options.items() if path.endswith(".name")}
     rest = {path: value for path, value in options.items() if not path.endswith(".name")}
+    if rest.get("model.layers"):
+        rest["model.window"] = min(config.model.window or MOST_WINDOW, MOST_WINDOW)
     return names | {path: value for path, value in rest.items() if value not in (None, "none", "all")}
 
 

@@ -88,8 +88,8 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     own = workload.name != "parity" and config.engine.name not in HUGGING_FACE  # others perturb no attention of theirs
     if workload.packing != "none" and own and config.world == "ranks":
         trials["perturbed"] = "trial of packed documents"
-    if workload.window is not None and config.world == "ranks":
-        trials["perturbed"] = "trial under a window"
+    if any(config.attention_shape(config.seq_len, kind).window for kind in config.kinds) and config.world == "ranks":
+        trials |= {} if workload.name == "parity" else {"perturbed": "trial under a window"}
     excused = {"fits"} if workload.fit else set()
     if config.world == "one_rank":  # its values are wrong by design; `proof` says where they are proven
         excused.add("one_rank")

@@ -19,8 +19,9 @@ def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE))
     if config.engine.name in HUGGING_FACE and config.kernel.name == "flash_attn" and config.workload.packing != "none":
         twin = replace(twin, kernel=config.kernel)
-    shape, method = twin.attention_shape(config.seq_len), methods.get(config.method.name)
-    if method.unsupported_reason(config.method, REFERENCE, shape, config.sp_size) is None:
+    method = methods.get(config.method.name)
+    shapes = [twin.attention_shape(config.seq_len, kind) for kind in twin.kinds]
+    if not any(method.unsupported_reason(config.method, REFERENCE, shape, config.sp_size) for shape in shapes):
         return twin, "method"
     cut = method.layout(config.method, config.sp_size)
     ours = MethodConfig("usp", cut.kind, None, cut.ulysses_degree, None, "float32")

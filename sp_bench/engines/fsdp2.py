@@ -22,7 +22,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, model_code, train
-from sp_bench.training.model import AttentionCall, Block, Decoder, Keeping, initialise
+from sp_bench.training.model import AttentionCall, Decoder, Keeping, initialise
 from sp_bench.training.offload import Offload, page_locking
 from sp_bench.training.train import Batch, Part, StepResult, Tick, Watch
 
@@ -45,19 +45,11 @@ def run(
     watch: Watch | None = None,
 ) -> list[StepResult]:
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
-    with (
-        train.open_attention(config, padded_len, mesh) as attention,
-        train.open_unattended(config, padded_len, mesh) as unattended,
-    ):
-        training = start(config, attention, mesh, device, watch)
+    with train.open_layers(config, padded_len, mesh) as layers:
+        training = start(config, layers, mesh, device, watch)
         if config.workload.single_step:
             train.make_moments(training.optimizer)
-        if unattended is not None:
-            attended = training_costs.attended_layers(config)
-            for index, block in enumerate(training.decoder.blocks):
-                if index not in attended:
-                    cast(Block, block).attention.attention = unattended
-        batches = train.shard_batches(config, texts, attention.layout, mesh, device)
+        batches = train.shard_batches(config, texts, layers[0].layout, mesh, device)
         return train.run_steps(training.step, batches, tick)
 
 
@@ -220,12 +212,13 @@ class Training:
 
 def start(
     config: TrialConfig,
-    attention: AttentionCall,
+    attention: AttentionCall | Sequence[AttentionCall],
     mesh: DeviceMesh,
     device: torch.device,
     watch: Watch | None = None,
 ) -> Training:
-    """The trial's decoder with its initial values, sharded over the job's mesh, and its optimizer."""
+    """The trial's decoder with its initial values, sharded over the job's mesh, and its optimizer. `attention` as in
+    `Decoder`."""
     workload = config.workload
     offload = Offload(config.model.num_layers) if workload.checkpoint_offload else None
     keeping = Keeping(workload.activation_checkpointing or "none", workload.mlp_tile_tokens, offload)

@@ -111,6 +111,11 @@ def _reason(config: TrialConfig) -> Prose | None:
             f"workload.masked_label_share={share}: engine {name} trains on all labels here; use "
             f"engine={' or '.join(_PACKING)}, or workload.masked_label_share=0"
         )
+    if (config.model.window is not None or config.model.sinks) and name != "fsdp2":
+        return (
+            f"model.layers={config.model.layers}, model.sinks={config.model.sinks}: engine {name} trains layers of one "
+            "kind without sinks here; use engine=fsdp2, or a model without them"
+        )
     if config.workload.fit and (reason := _fit_reason(config)):
         return reason
     if config.workload.single_step and config.workload.warmup_steps == 0 and name in _FIRST_IS_LESS:

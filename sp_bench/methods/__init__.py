@@ -24,7 +24,15 @@ from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import OF_METHODS, OF_RANKS, ClosedForm, Traffic
+from sp_bench.costs.attention import (
+    OF_METHODS,
+    OF_RANKS,
+    ClosedForm,
+    Traffic,
+    add_traffic,
+    attention_forward_flops,
+    scale_traffic,
+)
 from sp_bench.costs.links import far_share
 from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work
 from sp_bench.kernels import REFERENCE, Kernel
@@ -53,11 +61,15 @@ class SequenceParallelAttention:
         """The same with these sinks [Hq], in a method that takes them. Their gradient is this rank's share."""
         if sinks is None:
             return self
-        return replace(self, attend=lambda q, k, v, kept=None: self.attend(q, k, v, kept, sinks))
+        return replace(self, attend=lambda q, k, v, kept=None: self(q, k, v, kept, sinks))
 
-    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", kept: "Kept | None" = None) -> "Tensor":
-        """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order. `kept` is
-        for methods of this package that are ours."""
+    def __call__(
+        self, q: "Tensor", k: "Tensor", v: "Tensor", kept: "Kept | None" = None, sinks: "Tensor | None" = None
+    ) -> "Tensor":
+        """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D], sinks [Hq] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order.
+        `kept` and `sinks` are for methods of this package that are ours."""
+        if sinks is not None:
+            return self.attend(q, k, v, kept, sinks)
         return self.attend(q, k, v) if kept is None else self.attend(q, k, v, kept)
 
 
@@ -330,13 +342,21 @@ def with_own_options(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def attention_traffic(config: TrialConfig, seq_len: int, rank: int | None = None) -> Traffic | None:
-    """Bytes one rank sends off-rank in one attention call over `seq_len` tokens, forward and backward; None: the method
-    has no closed form. Where ranks send different numbers, those of `rank` of the sequence; without it, those of the
-    rank that sends most, or where the method knows the mean alone, the mean."""
-    form, shape = closed_form(config.method.name), config.attention_shape(seq_len)
-    if rank is not None and shape.window is not None and config.method.name in OF_RANKS:
-        return OF_RANKS[config.method.name](config.method, shape, config.sp_size, rank)
-    return None if form is None else form(config.method, shape, config.sp_size)
+    """Bytes one rank sends off-rank in one attention call over `seq_len` tokens, forward and backward, in the mean over
+    layers of several kinds; None: the method has no closed form. Where ranks send different numbers, those of `rank` of
+    the world; without it, those of the rank that sends most, or where the method knows the mean alone, the mean."""
+    form, calls = closed_form(config.method.name), config.kinds
+    if form is None:
+        return None
+    mean: Traffic = {}
+    for kind, number in calls.items():
+        shape = config.attention_shape(seq_len, kind)
+        if rank is not None and shape.window is not None and config.method.name in OF_RANKS:
+            of_kind = OF_RANKS[config.method.name](config.method, shape, config.sp_size, rank % config.sp_size)
+        else:
+            of_kind = form(config.method, shape, config.sp_size)
+        mean = add_traffic(mean, scale_traffic(of_kind, Fraction(number, sum(calls.values()))))
+    return mean
 
 
 def closed_form(name: str) -> ClosedForm | None:
@@ -393,22 +413,31 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     the world."""
     if config.workload.name == "collective":
         return ExpectedWork()
-    shape, name = config.attention_shape(padded_len), config.method.name
-    calls = kernel_calls(config.method, shape, config.sp_size, rank % config.sp_size)
+    name, sp_size, sp_rank = config.method.name, config.sp_size, rank % config.sp_size
+    shapes = {kind: config.attention_shape(padded_len, kind) for kind in config.kinds}
+    calls = {
+        kind: of_kind
+        for kind, shape in shapes.items()
+        if (of_kind := kernel_calls(config.method, shape, sp_size, sp_rank)) is not None
+    }
     # A method from outside that does not say how it calls the kernel may multiply matrices anywhere.
-    products = calls is not None or source_of(name) is None
+    products = bool(calls) or source_of(name) is None
     # Nothing tells the products of torch's sdpa on its math backend from those of transformers' layers.
     products &= not (config.engine.name in training_costs.HUGGING_FACE and config.kernel.name == REFERENCE)
     if config.workload.name in TRAINING:
-        expected = training_costs.expected_work(config, padded_len, calls, products=products)
+        numbers = training_costs.attended(config)
+        expected = training_costs.expected_work(config, padded_len, calls or None, products=products)
     else:
+        numbers, ((kind, shape),) = config.kinds, shapes.items()
         backward = config.workload.pass_kind == "forward_backward"
-        expected = attention_work(shape, calls, backward=backward, products=products)
+        expected = attention_work(shape, calls.get(kind), backward=backward, products=products)
     if config.world == "ranks":
         return expected
-    layout = get(name).layout(config.method, config.sp_size)
-    share = window_share(layout, shape, rank % config.sp_size) * config.sp_size / config.world_size
-    return expected.of_one(config.world_size, share)
+    layout = get(name).layout(config.method, sp_size)
+    flops = {kind: numbers[kind] * attention_forward_flops(shape) for kind, shape in shapes.items()}
+    shares = (flops[kind] * window_share(layout, shape, sp_rank) for kind, shape in shapes.items())
+    mine = sum(shares, Fraction(0))
+    return expected.of_one(config.world_size, mine / sum(flops.values()) * sp_size / config.world_size)
 
 
 def open_counted(

@@ -23,6 +23,8 @@ def layer_shapes(model: ModelConfig) -> Shapes:
     """The shape of each parameter of a layer, in the order of our decoder."""
     hidden, width, head = model.hidden_size, model.intermediate_size, model.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}
+    if model.sinks:
+        shapes["attention.sinks"] = (model.num_heads,)
     for name, heads in (("q", model.num_heads), ("k", model.num_kv_heads), ("v", model.num_kv_heads)):
         shapes[f"attention.{name}.weight"] = (heads * head, hidden)
         if model.qkv_bias:
@@ -48,16 +50,25 @@ def within(weights: Weights, module: str) -> dict[str, Tensor]:
     return {name.removeprefix(module): weight for name, weight in weights.items() if name.startswith(module)}
 
 
-def token_losses(model: ModelConfig, weights: Weights, tokens: Tensor, labels: Tensor) -> Tensor:
-    """tokens, labels [n] -> the loss of each token [n] in nats; 0 where the label is negative."""
+def token_losses(
+    model: ModelConfig, weights: Weights, tokens: Tensor, labels: Tensor, window: int | None = None
+) -> Tensor:
+    """tokens, labels [n] -> the loss of each token [n] in nats; 0 where the label is negative. `window`: tokens that
+    one sees in layers of that kind."""
     x = weights["embedding.weight"][tokens]
     for index in range(model.num_layers):
-        x = layer(model, within(weights, f"blocks.{index}."), x)
+        x = layer(model, within(weights, f"blocks.{index}."), x, window_of(model, index, window))
     return losses(model, weights, x, labels)
 
 
-def layer(model: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
-    """The residual stream [n,h] before a layer -> after it."""
+def window_of(model: ModelConfig, index: int, window: int | None) -> int | None:
+    """`window`, if the layer is of that kind: the pattern of `model.layers` begins anew after each of its ends."""
+    pattern = (model.layers or "full").split("+")
+    return window if pattern[index % len(pattern)] == "window" else None
+
+
+def layer(model: ModelConfig, weights: Weights, x: Tensor, window: int | None) -> Tensor:
+    """The residual stream [n,h] before a layer -> after it. Each token sees the last `window` ones; None: all."""
     normed = _rms_norm(x, weights["attention_norm.weight"], model.norm_eps)
     q, k, v = (
         linear(normed, weights[f"attention.{name}.weight"], weights.get(f"attention.{name}.bias")).view(
@@ -67,7 +78,7 @@ def layer(model: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
     )
     if model.qk_norm:
         q, k = (_rms_norm(y, weights[f"attention.{n}_norm.weight"], model.norm_eps) for n, y in (("q", q), ("k", k)))
-    attended = _attention(_turned(q, model), _turned(k, model), v)
+    attended = _attention(_turned(q, model), _turned(k, model), v, window, weights.get("attention.sinks"))
     x = x + linear(attended.flatten(1), weights["attention.out.weight"])
     normed = _rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
     gate, up = (linear(normed, weights[f"feed_forward.{name}.weight"]) for name in ("gate", "up"))
@@ -128,10 +139,16 @@ def _length(model: ModelConfig) -> float:
     return 1 + math.log(model.rope_factor) / 10 if model.rope_scaling == "yarn" and model.rope_factor else 1.0
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal: q [n,H,D], k and v [n,Hkv,D] -> [n,H,D]. Query heads h*H/Hkv and those after it read KV head h."""
+def _attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, sinks: Tensor | None) -> Tensor:
+    """Causal: q [n,H,D], k and v [n,Hkv,D], sinks [H] -> [n,H,D]. Query heads h*H/Hkv and those after it read KV head
+    h. A token sees the last `window` ones, itself among them. A sink is the score of one more key, whose value is 0."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", _wide(q), _wide(k)) / q.shape[-1] ** 0.5
-    later = torch.full_like(scores[0], -torch.inf).triu(1)
-    weights = (scores + later).softmax(-1).to(v)
+    hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+    if window is not None:
+        hidden |= torch.ones_like(hidden).tril(-window)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, _wide(sinks)[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : len(q)].to(v)
     return torch.einsum("hqk,khd->qhd", _wide(weights), _wide(v)).to(q)

@@ -124,7 +124,7 @@ def _gradients(
 ) -> Gradients:
     """Forward and backward of `sequences` [m*D*B,S+1], one document at a time, so that memory does not grow with the
     number of ranks or micro-batches. A token without a label has the loss 0."""
-    divisor = num_labels(config, sequences)
+    divisor, window = num_labels(config, sequences), _window(config, sequences.shape[1] - 1)
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     wide = torch.promote_types(compute_dtype, torch.float32)
     token_losses = torch.zeros(sequences[:, 1:].shape, dtype=wide, device=sequences.device)
@@ -133,10 +133,15 @@ def _gradients(
             # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored weights.
             narrow = {name: leaf.to(compute_dtype) for name, leaf in leaves.items()}
             tokens, labels = text.tokens_of(document)[:-1], _labels(config, document)
-            losses = decoder.token_losses(config.model, narrow, tokens, labels)
+            losses = decoder.token_losses(config.model, narrow, tokens, labels, window)
             (losses.sum() / divisor).backward()
             sequence_losses[start : start + len(labels)] = losses.detach()
     return Gradients(token_losses, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None})
+
+
+def _window(config: TrialConfig, seq_len: int) -> int | None:
+    """The window of layers that have one: that of the padded length, which ranks compute."""
+    return config.window(train.padded_seq_len(config, seq_len))
 
 
 def _documents(config: TrialConfig, sequence: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -163,9 +168,9 @@ def token_losses(config: TrialConfig, sequences: Tensor, device: torch.device) -
     for index in range(model.num_layers):
         module = f"blocks.{index}."
         drawn = initial(config, {n: shape for n, shape in shapes.items() if n.startswith(module)}, device)
-        weights = decoder.within(drawn, module)
+        weights, window = decoder.within(drawn, module), decoder.window_of(model, index, _window(config, seq_len))
         for state in states:  # [S,h]
             for of in wholes:
-                state[of] = decoder.layer(model, weights, state[of])
+                state[of] = decoder.layer(model, weights, state[of], window)
     found = (decoder.losses(model, outside, *each) for each in zip(states, labels, strict=True))
     return torch.stack(list(found))

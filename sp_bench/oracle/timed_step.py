@@ -8,7 +8,8 @@ has the initial weights, must be those of the same engine on the same text cut s
   The ranks' shards then end at other tokens, so wrong positions, labels or tokens at a shard's edge show, whichever
   rank they are on.
 
-A pack is cut where the text is: its documents are those of the timed length, but for the last one.
+A pack is cut where the text is: its documents are those of the timed length, but for the last one. Windows are those of
+the timed length.
 
 In half precision the reduced length is run in fp32 too: rounding is what the two runs differ by, at full depth.
 
@@ -71,6 +72,11 @@ class CutShort(TrialConfig):
 
     def documents(self, seq_len: int) -> tuple[int, ...]:
         return cut(super().documents(self.seq_len), seq_len)
+
+    def window(self, seq_len: int) -> int | None:
+        """That of the timed length; None: it hides nothing of a text that is so short."""
+        window = super().window(self.seq_len)
+        return None if window is None or window >= seq_len else window
 
     def labelled(self, seq_len: int) -> list[range]:
         """Those of the timed length; where all of them are masked, as if the text had been as short from the start."""

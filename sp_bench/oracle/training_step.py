@@ -183,8 +183,8 @@ def proof_seq_len(config: TrialConfig) -> int:
 
 
 def proof_config(config: TrialConfig) -> TrialConfig:
-    """`config` with fewer layers, and with as many tiles of the loss and of MLPs as the timed length has, or more, or
-    one a token."""
+    """`config` with fewer layers, but each kind of them, and with as many tiles of the loss and of MLPs as the timed
+    length has, or more, or one a token."""
     workload = config.workload
     layers = OFFLOADED_PROOF_LAYERS if workload.checkpoint_offload else PROOF_LAYERS
     tiles = {
@@ -192,8 +192,7 @@ def proof_config(config: TrialConfig) -> TrialConfig:
         for name in ("loss_tile_tokens", "mlp_tile_tokens")
         if (tile := getattr(workload, name)) is not None
     }
-    model = replace(config.model, num_layers=min(layers, config.model.num_layers))
-    return replace(config, model=model, workload=replace(workload, **tiles))
+    return replace(config, model=config.model.shorter(layers), workload=replace(workload, **tiles))
 
 
 def labelled(config: TrialConfig, sequences: Tensor) -> Tensor:

@@ -235,9 +235,14 @@ def _methods(shape: AttentionShape, size: int, node: int) -> Iterator[tuple[Meth
 def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> Candidate:
     nodes = cluster.gpus > cluster.gpus_per_node
     links = Links(fit.inside, cluster.network_gib_per_s * GIB if nodes else None, cluster.gpus_per_node)
-    work = attention_work(config.method, config.kernel.name, config.attention_shape(config.seq_len), degrees, links)
+    works = {
+        kind: attention_work(
+            config.method, config.kernel.name, config.attention_shape(config.seq_len, kind), degrees, links
+        )
+        for kind in config.kinds
+    }
     parameters = links.ms(training.sharding_traffic(config), 1, cluster.gpus)
-    ms = max(step_ms(config, work, fit.rates), sum(parameters.values()))
+    ms = max(step_ms(config, works, fit.rates), sum(parameters.values()))
     over_network = nodes and config.sp_size > cluster.gpus_per_node
     return Candidate(
         config,

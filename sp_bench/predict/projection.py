@@ -38,6 +38,7 @@ from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import (
     FLASH_BACKWARD,
+    OF_METHODS,
     Traffic,
     add_traffic,
     all_gather_traffic,
@@ -130,6 +131,11 @@ class Known:
     @cached_property
     def config(self) -> TrialConfig:
         return parse(TrialConfig, json.loads(self.cell.measured[-1]["config"]))
+
+    @property
+    def works(self) -> Mapping[str, Work]:
+        """That of each kind of layer: rows of one kind alone are known."""
+        return {"full": self.work}
 
 
 class Basis(NamedTuple):
@@ -237,12 +243,16 @@ def attention_work(
     """degrees: (ulysses, ring)."""
     ulysses, ring = degrees
     ranks = ulysses * ring
-    if method.name == "all_gather":
+    if shape.window is not None:
+        traffic = OF_METHODS[method.name](method, shape, ranks)
+    elif method.name == "all_gather":
         traffic = all_gather_traffic(shape, ring, method.dkv_dtype)
     else:
         exchange = ulysses_traffic(shape, ulysses, ranks)
         traffic = add_traffic(exchange, ring_traffic(shape, ring, ulysses, method.dkv_dtype))
     blocks = ring if method.name in ("ring", "usp") else 1
+    if shape.window is not None:
+        blocks = min(blocks, 2)  # its own keys, and the border
     asked = {
         "pass_kind": "forward_backward",
         "ring_degree": ring,
@@ -262,11 +272,14 @@ def attention_work(
     )
 
 
-def step_parts(config: TrialConfig, work: Work, rates: Rates) -> tuple[float, dict[str, float]]:
-    """(ms of all its attention, amounts of the rest) of a training step of one rank."""
-    calls = config.model.num_layers * config.workload.num_micro_batches
-    again = rates.forward_ms(work) if config.workload.activation_checkpointing == "full" else 0.0
-    return calls * (rates.attention_ms(work) + again), _step_amounts(config)
+def step_parts(config: TrialConfig, works: Mapping[str, Work], rates: Rates) -> tuple[float, dict[str, float]]:
+    """(ms of all its attention, amounts of the rest) of a training step of one rank. works: of layers of each kind."""
+    recomputes = config.workload.activation_checkpointing == "full"
+    attention = sum(
+        number * (rates.attention_ms(works[kind]) + (rates.forward_ms(works[kind]) if recomputes else 0.0))
+        for kind, number in config.kinds.items()
+    )
+    return config.workload.num_micro_batches * attention, _step_amounts(config)
 
 
 def _step_amounts(config: TrialConfig) -> dict[str, float]:
@@ -299,18 +312,18 @@ def in_words(options: StepOptions) -> str:
     return ", ".join(filter(None, map(words.of_step, SPEED, options)))
 
 
-def step_ms(config: TrialConfig, work: Work, rates: Rates) -> float:
-    """ms of a training step.
+def step_ms(config: TrialConfig, works: Mapping[str, Work], rates: Rates) -> float:
+    """ms of a training step. works: of layers of each kind.
 
     Raises:
         NotProjectable: no training step with its options was measured.
     """
-    if not rates.know_step(config, work):
+    if not all(rates.know_step(config, work) for work in works.values()):
         raise NotProjectable(
             f"no training step of fsdp2 with {in_words(step_options(config))} is among the rows; name a campaign that "
             "has some"
         )
-    attention, rest = step_parts(config, work, rates)
+    attention, rest = step_parts(config, works, rates)
     return attention + sum(rates.step[name] * amount for name, amount in rest.items())
 
 
@@ -405,7 +418,7 @@ def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) 
         kept, of_attention = ([k for k in each if not held(k)] for each in (steps, attention))
         rates = _rates(of_attention, kept) if kept and of_attention else Rates({}, {})
         if left := [k for k in steps if held(k) and rates.know_step(k.config, k.work)]:
-            predicted = [step_ms(k.config, k.work, rates) for k in left]
+            predicted = [step_ms(k.config, k.works, rates) for k in left]
             made.append(_error(f"training step, {what}", left, predicted))
     if from_one := _predicted_from_one(attention, steps):
         left, predicted = zip(*from_one, strict=True)
@@ -423,7 +436,7 @@ def _predicted_from_one(attention: Sequence[Known], steps: Sequence[Known]) -> l
         if len(own) == len(steps) or not has_several_lengths([_basis(k.cell) for k in own]):
             continue
         rates = _rates(attention, [k for k in steps if k is shortest or step_options(k.config) != options])
-        found += [(k, step_ms(k.config, k.work, rates)) for k in own if k is not shortest]
+        found += [(k, step_ms(k.config, k.works, rates)) for k in own if k is not shortest]
     return found
 
 
@@ -463,7 +476,7 @@ def _rates(attention: Sequence[Known], steps: Sequence[Known]) -> Rates:
         computing = [rates.computing_ms(known.work) for known in attention]
     if not steps:
         return rates
-    parts = [step_parts(known.config, known.work, rates) for known in steps]
+    parts = [step_parts(known.config, known.works, rates) for known in steps]
     of_step = list(dict.fromkeys(name for _, rest in parts for name in rest))
     rows = [[rest.get(name, 0.0) for name in of_step] for _, rest in parts]
     left = [max(known.ms - ms, 0.0) for known, (ms, _) in zip(steps, parts, strict=True)]
@@ -522,7 +535,7 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
     plain = asked["exchange"] == "collectives" and asked["placement"] != "ring_inner" and not cell.launch_note
     if not plain or any(asked[name] not in (None, 1) for name in OPTIONS) or asked["device_memory_gib"] is not None:
         return None
-    if asked["packing"] not in (None, "none") or asked["window"] is not None or asked["sinks"]:
+    if asked["packing"] not in (None, "none") or any(asked[name] for name in ("window", "sinks", "layer_kinds")):
         return None  # the model knows whole sequences only, each token of which sees all before it
     if workload == "train_step" and "transient" in cell.flags:
         return None  # steps of 4,096 tokens a GPU wait for the host, and equal ones differ by half

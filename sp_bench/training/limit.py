@@ -45,15 +45,16 @@ def measured(config: TrialConfig, device: torch.device, earlier: Limit | None = 
         return earlier
     matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
     products = {shape: _products_ms(shape, config, tokens, device) for shape in {*matrices}}
-    of_layer = _attention_ms(config, device) + sum(products[shape] for shape in matrices)
+    attention = sum(number * _attention_ms(config, kind, device) for kind, number in config.kinds.items())
+    layers = attention + model.num_layers * sum(products[shape] for shape in matrices)
     release_memory(device)
-    return Limit(config.workload.num_micro_batches * (model.num_layers * of_layer + head_ms), head_ms)
+    return Limit(config.workload.num_micro_batches * (layers + head_ms), head_ms)
 
 
-def _attention_ms(config: TrialConfig, device: torch.device) -> float:
+def _attention_ms(config: TrialConfig, kind: str, device: torch.device) -> float:
     """The kernel alone on whole sequences of a rank's share of the heads, forward and backward."""
     model, ranks = config.model, config.sp_size
-    kernel = of_shape(kernels.get(config.kernel.name), config.attention_shape(config.seq_len))
+    kernel = of_shape(kernels.get(config.kernel.name), config.attention_shape(config.seq_len, kind))
     share = math.gcd(ranks, model.num_heads, model.num_kv_heads)  # so each part has whole groups of heads
     heads, kv_heads = model.num_heads // share, model.num_kv_heads // share
     new = partial(torch.randn, dtype=getattr(torch, config.dtype), device=device)

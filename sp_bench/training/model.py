@@ -4,7 +4,7 @@ B sequences, s local tokens of each, Hq query and Hkv key/value heads, D head si
 tensor here has the global length: a rank knows only its own tokens and their global positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ class SelfAttention(nn.Module):
         self.head_dim = config.head_dim
         hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
+        self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.sinks else None
         self.q = nn.Linear(hidden, q_size, bias=config.qkv_bias)
         self.k = nn.Linear(hidden, kv_size, bias=config.qkv_bias)
         self.v = nn.Linear(hidden, kv_size, bias=config.qkv_bias)
@@ -99,7 +100,7 @@ class Block(nn.Module):
             kept = Kept(self.offload.pack, self.offload.unpack) if self.offload else Kept()
             attended = again(self._attended, x, rope, kept)
         else:
-            attended = self.attention.attention(*again(self._before, x, rope))
+            attended = self._attend(*again(self._before, x, rope))
         if self.checkpointing != "selective_mlp":
             return again(self._after, x, attended)
         # The projections stand between two checkpoints: their results are kept, and so is what they are made from.
@@ -121,7 +122,13 @@ class Block(nn.Module):
         return in_tiles(x, Mlp(self._hidden_of, parameters), self.mlp_tile_tokens)
 
     def _attended(self, x: Tensor, rope: Rotation, *kept: Kept) -> Tensor:
-        return self.attention.attention(*self._before(x, rope), *kept)
+        return self._attend(*self._before(x, rope), *kept)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *kept: Kept) -> Tensor:
+        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]."""
+        if (sinks := self.attention.sinks) is None:
+            return self.attention.attention(q, k, v, *kept)
+        return self.attention.attention(q, k, v, *(kept or (None,)), sinks)
 
     def _after(self, x: Tensor, attended: Tensor) -> Tensor:
         """x [B,s,h] and the attention's output [B,s,Hq,D] -> the layer's output [B,s,h]."""
@@ -170,15 +177,21 @@ EVERYTHING = Keeping()
 
 
 class Decoder(nn.Module):
-    """Embedding, decoder layers, final norm and head. The head is the embedding if `config.tie_embeddings`."""
+    """Embedding, decoder layers, final norm and head. The head is the embedding if `config.tie_embeddings`. `attention`
+    is that of all layers, or one for each."""
 
     def __init__(
-        self, config: ModelConfig, attention: AttentionCall, keeping: Keeping = EVERYTHING, code: ModelCode = EAGER
+        self,
+        config: ModelConfig,
+        attention: AttentionCall | Sequence[AttentionCall],
+        keeping: Keeping = EVERYTHING,
+        code: ModelCode = EAGER,
     ) -> None:
         super().__init__()
         self.config, self.code, self.offload = config, code, keeping.offload
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config, attention, keeping, code) for _ in range(config.num_layers))
+        each = attention if isinstance(attention, Sequence) else [attention] * config.num_layers
+        self.blocks = nn.ModuleList(Block(config, each[index], keeping, code) for index in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -207,7 +220,7 @@ def initialise(model: nn.Module, seed: int, device: torch.device | None = None) 
 
     Each parameter is drawn whole, one at a time. Matrices have standard deviation 1/sqrt(columns): projections then
     keep the scale of their input at every model size, so that attention depends on positions even in a tiny model. Norm
-    weights are 1, biases 0.
+    weights are 1, biases 0, and sinks have standard deviation 1, as scores have about.
     """
     for index, (name, parameter) in enumerate(model.named_parameters()):
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device or parameter.device)
@@ -223,8 +236,8 @@ def initialise(model: nn.Module, seed: int, device: torch.device | None = None) 
 @torch.no_grad()
 def fill(whole: Tensor, name: str, index: int, seed: int) -> None:
     """Fill `whole` with the initial values of the parameter `name`, the `index`-th of the decoder."""
-    if whole.ndim == 1:
+    if whole.ndim == 1 and not name.endswith("sinks"):
         whole.fill_(0.0 if name.endswith("bias") else 1.0)
         return
     generator = torch.Generator(whole.device).manual_seed(seed * 1_000_003 + index)
-    whole.normal_(0.0, whole.shape[-1] ** -0.5, generator=generator)
+    whole.normal_(0.0, 1.0 if whole.ndim == 1 else whole.shape[-1] ** -0.5, generator=generator)

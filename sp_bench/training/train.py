@@ -6,7 +6,7 @@ one loss, so gradients are summed over all of them and never averaged.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import ModelConfig, TrialConfig, WorkloadConfig
 from sp_bench.costs.attention import Traffic
+from sp_bench.costs.training import attended_layers
 from sp_bench.measure import ledger
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import EVERYTHING, AttentionCall, Decoder, Keeping
@@ -89,28 +90,35 @@ def padded_seq_len(config: TrialConfig, seq_len: int) -> int:
 
 
 def open_attention(
-    config: TrialConfig, seq_len: int, mesh: DeviceMesh
+    config: TrialConfig, seq_len: int, mesh: DeviceMesh, kind: str | None = None
 ) -> AbstractContextManager[methods.SequenceParallelAttention]:
-    """The trial's method and kernel, opened for sequences of `seq_len` (padded) tokens."""
-    shape, kernel = config.attention_shape(seq_len), kernels.get(config.kernel.name)
+    """The trial's method and kernel, opened for sequences of `seq_len` (padded) tokens and layers of a kind, as in
+    `attention_shape`."""
+    shape, kernel = config.attention_shape(seq_len, kind), kernels.get(config.kernel.name)
     return methods.open_counted(config.method, kernel, shape, mesh)
 
 
 @contextmanager
-def open_unattended(config: TrialConfig, seq_len: int, mesh: DeviceMesh) -> Iterator[AttentionCall | None]:
-    """With `workload.fit`: the trial's method without its kernel's arithmetic, for the layers that do not compute their
-    attention."""
-    if not config.workload.fit:
-        yield None
-        return
-    module = methods.get(config.method.name)
-    with module.open(config.method, NoKernel(torch.zeros), config.attention_shape(seq_len), mesh) as attention:
-        yield attention
+def open_layers(
+    config: TrialConfig, seq_len: int, mesh: DeviceMesh
+) -> Iterator[Sequence[methods.SequenceParallelAttention]]:
+    """The attention of each layer. With `workload.fit` it lacks the kernel's arithmetic in layers that do not compute
+    their attention."""
+    module, attended = methods.get(config.method.name), attended_layers(config)
+    with ExitStack() as opened:
+        whole = {kind: opened.enter_context(open_attention(config, seq_len, mesh, kind)) for kind in config.kinds}
+        without = {
+            kind: opened.enter_context(
+                module.open(config.method, NoKernel(torch.zeros), config.attention_shape(seq_len, kind), mesh)
+            )
+            for kind in (config.kinds if config.workload.fit else ())
+        }
+        yield [(whole if index in attended else without)[kind] for index, kind in enumerate(config.model.kinds)]
 
 
 def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:
-    """Bytes one rank sends off-rank in one attention call, forward and backward; none of a method without a closed
-    form."""
+    """Bytes one rank sends off-rank in one attention call, forward and backward, in the mean over layers of several
+    kinds; none of a method without a closed form."""
     return methods.attention_traffic(config, padded_len) or {}
 
 
@@ -182,7 +190,11 @@ def shard_batches(
 
 
 def build_decoder(
-    model: ModelConfig, attention: AttentionCall, dtype: str, keeping: Keeping = EVERYTHING, code: ModelCode = EAGER
+    model: ModelConfig,
+    attention: AttentionCall | Sequence[AttentionCall],
+    dtype: str,
+    keeping: Keeping = EVERYTHING,
+    code: ModelCode = EAGER,
 ) -> Decoder:
     """The decoder on torch's meta device: its parameters have no memory yet. They are fp32 (fp64 if `dtype` is)."""
     with torch.device("meta"):

@@ -18,7 +18,7 @@ from sp_bench.training import text, train
 from sp_bench.training.model_code import compiling
 from sp_bench.training.offload import HostMemory, host_memory
 from sp_bench.workloads import Job
-from sp_bench.workloads.train_step import compile_seconds, pinned_host_bytes
+from sp_bench.workloads.train_step import compile_seconds, pinned_host_bytes, predicted_traffic
 
 NLL_TOLERANCE = 1e-5  # nats a token
 GRAD_NORM_TOLERANCE = 1e-5  # relative
@@ -62,7 +62,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement.leftover_bytes = leftover
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
     steps = check_timed_steps(results[:num_compared])
-    measurement.predicted = engine.traffic(config, padded_len)
+    measurement.predicted = predicted_traffic(config, padded_len, job.mesh.get_rank())
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
     measurement.columns = {

@@ -5,6 +5,7 @@ m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-
 
 import gc
 import statistics
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from sp_bench import engines, kernels, methods
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes
+from sp_bench.costs.attention import Traffic
+from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes, train_step_traffic
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
@@ -110,7 +112,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     recomputes = config.workload.activation_checkpointing != "none"
     if recomputes and measurement.part_ms is not None and not measurement.part_ms["recompute"]:
         measurement.part_ms = None  # the engine does not tell it from the backward
-    measurement.predicted = engine.traffic(config, padded_len)
+    measurement.predicted = predicted_traffic(config, padded_len, job.mesh.get_rank())
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
     if proves and job.proof is None:
@@ -175,11 +177,12 @@ def compile_seconds(config: TrialConfig, last_timed: int | None, until: list[flo
 
 
 def warm_up(job: Job, memory: HostMemory) -> None:
-    """One step of one layer of the model, at the timed shapes: what its first use compiles, loads or connects is there
-    before the one timed step. So is the host memory for all layers, whose first layer of two says how much it is."""
+    """One step of one layer of each kind of the model, at the timed shapes: what its first use compiles, loads or
+    connects is there before the one timed step. So is the host memory for all layers, whose first layer says how much
+    it is."""
     job.enter_phase("warmup")
     offloads, num_layers = job.config.workload.checkpoint_offload, job.config.model.num_layers
-    config = replace(job.config, model=replace(job.config.model, num_layers=min(2 if offloads else 1, num_layers)))
+    config = replace(job.config, model=job.config.model.shorter(2 if offloads else 1))
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
     engines.get(config.engine.name).run(config, [sequences], job.mesh, job.device, lambda: None, token_losses=0)
     release_memory(job.device)
@@ -194,12 +197,17 @@ def prove_attention(job: Job) -> dict[str, Any]:
     Raises:
         Incorrect: an error is above its budget.
     """
-    config, kernel = job.config, kernels.get(job.config.kernel.name)
-    shape = config.attention_shape(train.padded_seq_len(config, training_step.proof_seq_len(config)))
-    with train.open_attention(config, shape.seq_len, job.mesh) as attention:
-        columns = reduced_length.check_attention(
-            attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
-        )
+    config, kernel, found = job.config, kernels.get(job.config.kernel.name), []
+    padded_len = train.padded_seq_len(config, training_step.proof_seq_len(config))
+    for kind in config.kinds:
+        shape = config.attention_shape(padded_len, kind)
+        with train.open_attention(config, padded_len, job.mesh, kind) as attention:
+            found.append(
+                reduced_length.check_attention(
+                    attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
+                )
+            )
+    columns = largest(found)
     if config.engine.name in HUGGING_FACE:  # the perturbed attention was not that of the model that trains
         columns = {name: each for name, each in columns.items() if name not in reduced_length.PERTURBED}
     return columns
@@ -234,10 +242,36 @@ def check_timed_length(job: Job, budget: reduced_length.Errors) -> dict[str, Any
     config = job.config
     if config.workload.fit:
         return {}
-    timed = config.attention_shape(train.padded_seq_len(config, config.seq_len))
-    with train.open_attention(config, timed.seq_len, job.mesh) as attention:
-        seed = config.seed * config.world_size + job.mesh.get_rank()
-        inputs = local_inputs(timed, timed.seq_len // config.sp_size, job.device, seed)
-        step, draw = partial(attention_step, inputs, attention), Draw(config.seed, job.replicate)
-        step()  # whose results must not come again for other inputs
-        return check_attention(step, step, inputs, attention.layout, timed, job.mesh, draw, budget)
+    padded_len, found = train.padded_seq_len(config, config.seq_len), []
+    for kind in config.kinds:
+        timed = config.attention_shape(padded_len, kind)
+        sinks = reduced_length.random_sinks(timed, job.device, config.seed)
+        with train.open_attention(config, timed.seq_len, job.mesh, kind) as attention:
+            seed = config.seed * config.world_size + job.mesh.get_rank()
+            inputs = local_inputs(timed, timed.seq_len // config.sp_size, job.device, seed)
+            step, draw = partial(attention_step, inputs, attention, sinks=sinks), Draw(config.seed, job.replicate)
+            step()  # whose results must not come again for other inputs
+            at = (inputs, attention.layout, timed, job.mesh, draw, budget)
+            found.append(check_attention(step, step, *at, sinks))
+    return largest(found)
+
+
+def largest(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The columns of the proofs of all kinds of attention: the largest of each number, errors and budgets alike."""
+    columns: dict[str, Any] = {}
+    for name, value in (item for each in found for item in each.items()):
+        known = columns.get(name)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            columns[name] = {key: max(value.get(key, 0), known.get(key, 0)) for key in (*known, *value)}
+        else:
+            columns[name] = value if known is None or value is None else max(known, value)
+    return columns
+
+
+def predicted_traffic(config: TrialConfig, padded_len: int, rank: int) -> Traffic:
+    """Bytes that `rank` sends in one step. Under a window the ranks of a ring send different numbers, and only `fsdp2`
+    has windows."""
+    engine = engines.get(config.engine.name)
+    if "window" not in config.kinds:
+        return engine.traffic(config, padded_len)
+    return train_step_traffic(config, methods.attention_traffic(config, padded_len, rank) or {})

@@ -122,9 +122,9 @@ def check_parameters_after_a_step(config: TrialConfig) -> None:
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
     alone = one_process.OneProcess(config, torch.float64, trial_job.device)
     alone.step(sequences)
-    with train.open_attention(config, train.padded_seq_len(config, config.seq_len), trial_job.mesh) as attention:
-        training = fsdp2.start(config, attention, trial_job.mesh, trial_job.device)
-        (batches,) = train.shard_batches(config, [sequences], attention.layout, trial_job.mesh, trial_job.device)
+    with train.open_layers(config, train.padded_seq_len(config, config.seq_len), trial_job.mesh) as layers:
+        training = fsdp2.start(config, layers, trial_job.mesh, trial_job.device)
+        (batches,) = train.shard_batches(config, [sequences], layers[0].layout, trial_job.mesh, trial_job.device)
         training.step(batches)
     assert [*alone.weights] == [name for name, _ in training.decoder.named_parameters()]
     for name, parameter in training.decoder.named_parameters():

@@ -94,6 +94,7 @@ HAS_A_REASON = {
     *(
         "report/figures/steps.py",
         "report/figures/over_ranks.py",
+        "report/figures/windows.py",
         "report/figures/style.py",
         "report/figures/traffic.py",
     ),

@@ -34,6 +34,14 @@ def test_a_line_through_two_depths_gives_the_step_of_all_layers():
     assert of.check is None
 
 
+def test_a_line_is_of_whole_patterns_of_layers():
+    gemma = {"model": "gemma3_27b", "layer_kinds": "+".join(["window"] * 5 + ["full"]), "layer_window": 1024}
+    at = {layers: step(layers, 1000.0 * layers, 12, **gemma) for layers in (2, 4, 6, 12)}
+    assert over_depth(cells_of([at[2], at[4]])) == []
+    (of,) = over_depth(cells_of([*at.values()]))
+    assert of.num_layers_run == (6, 12)
+
+
 def test_the_whole_step_checks_the_line():
     rows = [step(2, 20_000.0, 12), step(4, 40_000.0, 14), step(36, 400_000.0, 46)]
     (of,) = over_depth(cells_of(rows))

@@ -451,13 +451,13 @@ def test_what_is_kept_costs_memory_and_what_is_recomputed_time(fit_of_all, qwen)
     work = attention_work(MethodConfig("ulysses"), "cudnn", shape, (4, 1), Links(fit_of_all.inside))
     measured = [config for config in configs if fit_of_all.rates.know_step(config, work)]
     assert [c.workload.activation_checkpointing for c in measured] == ["selective", "selective_output", "full"]
-    selective, output, full = (projection.step_ms(config, work, fit_of_all.rates) for config in measured)
+    selective, output, full = (projection.step_ms(config, {"full": work}, fit_of_all.rates) for config in measured)
     assert output == pytest.approx(selective, rel=0.01)  # they differ by the projections of q, k and v
     assert full > 1.05 * selective
     with pytest.raises(
         NotProjectable, match="cuDNN, nothing recomputed, eager, loss_tile_tokens=2048 is among the rows"
     ):
-        projection.step_ms(configs[0], work, fit_of_all.rates)
+        projection.step_ms(configs[0], {"full": work}, fit_of_all.rates)
 
 
 def test_steps_of_other_options_have_another_rate_and_are_predicted_by_their_own(fit_of_all, measured, qwen):
@@ -471,9 +471,9 @@ def test_steps_of_other_options_have_another_rate_and_are_predicted_by_their_own
         for code in ("compiled", "liger", "eager")
     ]
     of_one_machine = projection.fit([*measured, *report.read([RESULTS / name for name in SELECTIVE])], "h200")
-    times = [projection.step_ms(config, work, of_one_machine.rates) for config in codes]
+    times = [projection.step_ms(config, {"full": work}, of_one_machine.rates) for config in codes]
     assert times == sorted(times)
-    times = [projection.step_ms(config, work, fit_of_all.rates) for config in codes]
+    times = [projection.step_ms(config, {"full": work}, fit_of_all.rates) for config in codes]
     assert times[2] > 1.05 * max(times[:2])
     # Liger's rate rests on one cell of that machine, that of compiled code on eight of several
     assert times[0] == pytest.approx(times[1], rel=fit_of_all.band(True, 2))

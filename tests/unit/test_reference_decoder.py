@@ -1,12 +1,19 @@
 """The reference's decoder is the function that our decoder is, and that transformers' models are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from sp_bench import kernels
+from sp_bench.attention.autograd import differentiable
+from sp_bench.attention.masked import of_shape
+from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import package_versions
 from sp_bench.oracle import decoder as reference
 from sp_bench.training import cross_entropy
 from sp_bench.training.cross_entropy import IGNORED
+from sp_bench.training.model import Decoder, initialise
 
 from .test_model import VARIANTS, decoder
 
@@ -39,6 +46,32 @@ def test_it_has_the_losses_and_gradients_of_our_decoder(name):
     assert torch.allclose(losses, expected, rtol=1e-12, atol=0)
     for parameter, value in ours.named_parameters():
         assert torch.allclose(value.grad, gradients[parameter], rtol=1e-9, atol=1e-12), parameter
+
+
+HYBRID = replace(VARIANTS["qwen2.5"], num_layers=4, layers="window+window+full", window=7, sinks=True)
+
+
+def test_it_has_those_of_our_decoder_with_windows_by_layer_and_sinks():
+    shape = AttentionShape(1, len(TOKENS) - 1, 4, 2, 8, True, "float64")
+    kinds = {"full": shape, "window": replace(shape, window=7)}
+    of_kind = {
+        kind: differentiable(of_shape(kernels.get("math"), each), causal=True, scale=8**-0.5)
+        for kind, each in kinds.items()
+    }
+    ours = Decoder(HYBRID, [of_kind[kind] for kind in ("window", "window", "full", "window")]).double()
+    initialise(ours, 0)
+    weights = {n: p.detach().clone().requires_grad_() for n, p in ours.named_parameters()}
+    assert [*weights] == [*reference.shapes(HYBRID)]
+    assert len(set(weights["blocks.0.attention.sinks"].tolist())) == 4  # equal ones would hide which head has which
+    expected = reference.token_losses(HYBRID, weights, TOKENS[:-1], LABELS, 7)
+    expected.sum().backward()
+    losses = cross_entropy.of_tokens(ours(TOKENS[None, :-1], torch.arange(len(TOKENS) - 1)), LABELS[None])[0]
+    losses.sum().backward()
+    assert torch.allclose(losses, expected, rtol=1e-12, atol=0)
+    for parameter, value in ours.named_parameters():
+        assert torch.allclose(value.grad, weights[parameter].grad, rtol=1e-9, atol=1e-12), parameter
+    for other in (6, 8, None):
+        assert not torch.allclose(reference.token_losses(HYBRID, weights, TOKENS[:-1], LABELS, other), expected)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

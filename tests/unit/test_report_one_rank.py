@@ -13,7 +13,7 @@ from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import settings
 from sp_bench.analysis.signs import counts
 from sp_bench.report import EXPORTS
-from sp_bench.report.figures import memory, over_ranks, steps, throughput, traffic
+from sp_bench.report.figures import memory, over_ranks, steps, throughput, traffic, windows
 from sp_bench.report.figures.style import Look, line, mark
 from sp_bench.report.findings import findings
 from sp_bench.report.setting_tables import VALUES, lines, tables
@@ -129,3 +129,29 @@ def test_one_real_rank_that_waits_for_the_host_is_in_no_verdict():
         there = setting.cells[0].all_ranks_were_there
         assert [len(place.cells) for place in setting.places] == ([2] if there else [])
         assert len(setting.cells) == 2
+
+
+def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():
+    """Of the ring's layouts the faster one; a place with one method, or without a window, is left out."""
+    at = {"sp_size": 8, "seq_len": 131072}
+    zigzag, ulysses = ({**split, **at} for split in SPLITS)
+    contiguous = zigzag | {"layout": "contiguous"}
+    rows = [
+        one(**ulysses, median_ms=9.0, window=128),
+        one(**zigzag, median_ms=2.0, window=128),
+        one(**contiguous, median_ms=1.0, window=128),
+        one(**ulysses, median_ms=10.0, window=4096),
+        one(**contiguous, median_ms=4.0, window=4096),
+        one(**ulysses, median_ms=10.0),
+        one(**zigzag, median_ms=12.5),
+        one(**ulysses, median_ms=10.0, window=1024),
+        *both(sp_size=4, seq_len=131072),
+    ]
+    (plot,) = windows.draw(cells_of(rows), Look())
+    assert [*plot.data["ratio"]] == [9.0, 2.5, 0.8]
+    assert [*plot.data["layout"]] == ["contiguous", "contiguous", "zigzag"]
+    assert set(plot.data["link"]) == {"nvlink, one host"}
+    assert "One real rank" in plot.caption
+    (axis,) = plot.figure.axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "4,096", "none"]
+    assert windows.draw(cells_of(both()), Look()) == []

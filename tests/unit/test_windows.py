@@ -20,10 +20,12 @@ from sp_bench.attention.layouts import (
     striped_window_blocks,
     window_share,
 )
+from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.config.windows import Window, visible_pairs, whole
 from sp_bench.costs.attention import border_tokens, score_pairs
+from sp_bench.costs.training import attended_layers, train_step_traffic
 from sp_bench.driver import plan
 from sp_bench.kernels import math as by_definition
 
@@ -226,7 +228,7 @@ def test_a_window_of_the_neighbour_alone_is_one_border_and_a_wide_one_is_all_sha
         ({"workload__window": 1}, "workload.window=1 is less than 2"),
         ({"workload__window": 96}, "workload.window=96 hides nothing of seq_len=96; use 95 or less"),
         ({"workload__window": 8, "workload__causal": False}, "use workload.causal=true"),
-        ({"workload__window": 8, "workload__launch": "eager", "workload": "train_step"}, "has no windows"),
+        ({"workload__window": 8, "workload__launch": "eager", "workload": "train_step"}, "use model.window"),
         (
             {"workload__window": 8, "workload__packing": "fixed", "workload__document_len": 32},
             "windows of packed documents are not there yet; use workload.packing=none",
@@ -258,3 +260,100 @@ def test_a_plan_names_the_methods_and_kernels_that_see_windows(make_config):
         "method double_ring computes no windows here; use method=single, ulysses, upipe, ring, all_gather, usp"
     )
     assert "takes no windows; use kernel=math, cpu_flash, " in str(reason(method="ring", kernel="cudnn"))
+
+
+HYBRID = {"workload": "train_step", "model__layers": "window+window+full", "model__window": 128, "model__num_layers": 5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__layers": "window+half", "model__window": 8}, "'half' is no kind of attention; use full and window"),
+        ({"model__layers": "window+full"}, "layers of kind window need a model.window"),
+        ({"model__window": 8}, "model.layers=None, model.window=8: layers of kind window need"),
+        ({"model__layers": "window", "model__window": 1}, "window=1 is less than 2"),
+        (
+            {**HYBRID, "workload__packing": "fixed", "workload__document_len": 32},
+            "model=tiny has windows or sinks, and those of packed documents are not there yet",
+        ),
+    ],
+)
+def test_layers_that_mean_nothing_are_refused(make_config, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make_config(seq_len=2048, **changes)
+
+
+def test_a_model_of_one_kind_keeps_its_id(make_config):
+    plain = make_config(workload="train_step")
+    assert plan.cell_id(plain) == plan.cell_id(
+        make_config(workload="train_step", model__layers=None, model__sinks=False)
+    )
+    assert not {"layers", "sinks", "window"} & set(re.findall('"([a-z_]+)":', canonical(plain)))
+    others = [{"model__sinks": True}, {"model__layers": "window", "model__window": 8}, HYBRID]
+    ids = [plan.cell_id(make_config(**{"workload": "train_step", **other})) for other in others]
+    assert len({plan.cell_id(plain), *ids}) == 4
+
+
+def test_a_model_has_kinds_over_and_over_and_a_shorter_one_has_each(make_config):
+    model = make_config(**HYBRID).model
+    assert model.kinds == ("window", "window", "full", "window", "window")
+    assert model.shorter(2).kinds == model.shorter(1).kinds == ("window", "full")
+    assert model.shorter(3).kinds == ("window", "full", "window")
+    for layers, kind in (("window+full", "window"), ("full+window", "full")):
+        one = make_config(**{**HYBRID, "model__layers": layers, "model__num_layers": 1}).model
+        assert one.shorter(2).kinds == one.kinds == (kind,)
+    assert make_config().model.shorter(1).kinds == ("full",)
+    gpt_oss, gemma, mistral = (
+        make_config(model=name, workload="train_step") for name in ("gpt_oss_20b_dense", "gemma3_27b", "mistral_7b")
+    )
+    assert gpt_oss.kinds == {"window": 12, "full": 12}
+    assert gemma.kinds == {"window": 52, "full": 10}
+    assert [index for index, kind in enumerate(gemma.model.kinds) if kind == "full"] == [*range(5, 62, 6)]
+    assert mistral.kinds == {"window": 32}
+    assert mistral.attention_shape(2048).window is None  # it hides nothing
+    assert make_config(model="gpt_oss_20b_dense").attention_shape(2048).window is None  # attention alone has its own
+
+
+def test_a_step_computes_and_sends_what_its_layers_do(make_config):
+    """Layers of each kind cost what a model of that kind alone costs a layer."""
+
+    def costs(layers: str | None, number: int, method: str = "ring", layout: str = "zigzag") -> list[Any]:
+        model = {"model__layers": layers, "model__window": layers and 128, "model__num_layers": number}
+        at = {"kernel": "math", "method": method, "method__layout": layout, "sp_size": 4}
+        config = make_config(workload="train_step", workload__activation_checkpointing="full", **model, **at)
+        sent = train_step_traffic(config, methods.attention_traffic(config, 2048, 1) or {})
+        forward = sum(size for (phase, _), size in sent.items() if phase in ("forward", "recompute", "backward"))
+        work = methods.expected_work(config, 2048, 1)
+        assert work.kernel_calls is not None
+        return [forward, work.attention_flops, *work.kernel_calls]
+
+    for method, layout in (("ring", "zigzag"), ("ulysses", "contiguous"), ("all_gather", "zigzag")):
+        hybrid = costs("window+window+full", 5, method, layout)
+        window, full = costs("window", 1, method, layout), costs(None, 1, method, layout)
+        assert hybrid == [4 * one + other for one, other in zip(window, full, strict=True)]
+        assert window[1] < 0.15 * full[1]
+
+
+def test_one_real_rank_of_a_hybrid_step_computes_its_own_part(make_config):
+    def work(rank: int | None, world: str = "one_rank"):
+        at = {"kernel": "math", "method": "ring", "method__layout": "zigzag", "sp_size": 4, "world": world}
+        config = make_config(**{**HYBRID, **at}, real_rank=rank)
+        return methods.expected_work(config, 2048, config.real_place or 0).attention_flops
+
+    ranks = [work(rank) for rank in range(4)]
+    assert sum(ranks) == work(None, "ranks")
+    assert work(None) == ranks[2]
+
+
+def test_fit_computes_the_first_and_last_layers_of_each_kind(make_config):
+    config = make_config(**{**HYBRID, "model__num_layers": 9}, workload__single_step=True, workload__fit=True,
+                         workload__timed_steps=1)  # fmt: skip
+    assert attended_layers(config) == {0, 1, 2, 5, 7, 8}
+
+
+def test_engines_but_ours_train_no_layers_of_several_kinds(make_config):
+    for changes in (HYBRID, {"workload": "train_step", "model__sinks": True}):
+        config = make_config(engine="deepspeed", method="single", sp_size=1, kernel="math", **changes)
+        assert "trains layers of one kind without sinks here; use engine=fsdp2" in str(
+            plan.unsupported_reason(config, None)
+        )
