@@ -10,8 +10,8 @@ still, and the weights w move by a small change D against the gradient g. The lo
 
 This holds but for the third order of D, and it needs no reference: a gradient that is wrong in any layer says another
 fall than the forward shows. D moves every element by the same size, so each adds to the fall what its gradient says.
-Where it does not hold, a D a quarter as long tells a third order, which is then 1/16, from a wrong gradient, which is
-as wrong as before.
+Where it does not hold, a D a 16th as long tells a third order, which is then 1/256, from a wrong gradient, which is as
+wrong as before.
 
 What it finds belongs to the code, the options and the machine: one trial's proof holds for others of the same.
 """
@@ -47,7 +47,7 @@ from sp_bench.training.train import Part, StepResult
 UPDATES = 5  # of the optimizer; the proof of few layers sees three, and the last two of these are one odd and one even
 SAMPLE = 2**12  # elements of a rank's part of a parameter that are compared: there are hundreds of parameters
 FALL = 0.02  # nats that the loss falls by, within a factor of 1.42, if the gradient is as in the step before
-NEARER = 4  # so many times shorter is the second D
+NEARER = 16  # so many times shorter is the second D
 # D is kept as whole numbers of 1/LEVELS of its size: a byte for each element. Size and LEVELS are powers of two, as the
 # distances between floating-point numbers are, so these are exact. Otherwise all weights of one binade are off alike.
 LEVELS = 32
@@ -217,10 +217,11 @@ def require_fall(fall: Fall, where: Prose) -> None:
 
 
 def nearer(first: Fall, second: Fall) -> Fall:
-    """The second fall, NEARER times as short, where the first was above its budget. Of that, half as much again as a
-    third order leaves is in its budget."""
-    third_order = min(1.5 * first.error / NEARER**2, MAX_FALL_BUDGET)
-    return second._replace(budget=max(second.budget, third_order))
+    """The second fall, NEARER times as short, where the first was above its budget or that could tell nothing. Of its
+    error, half as much again as a third order leaves is in its budget. Where the error is hardly smaller than the
+    first, the budget is MAX_FALL_BUDGET at most: such a gradient is wrong, or another each time."""
+    budget = max(second.budget, min(1.5 * first.error / NEARER**2, MAX_FALL_BUDGET))
+    return second._replace(budget=budget if second.error <= first.error / 2 else min(budget, MAX_FALL_BUDGET))
 
 
 def _size(x: Tensor) -> float:

@@ -39,6 +39,7 @@ from sp_bench import engines, methods
 from sp_bench.config.documents import cut
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
+from sp_bench.costs.flags import MAX_FALL_BUDGET
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import Schedule, release_memory
@@ -163,7 +164,7 @@ def _rehearse(
     if full_depth.is_judged(config):
         require(found, f"{_where(config, run)}: ")
         full_depth.require_fall(fall, _where(config, run))
-    line = [(float(result.loss), float(result.grad_norm)) for result in results[: depth.num_steps - 1]]
+    line = [(float(result.loss), float(result.grad_norm)) for result in results[: depth.num_steps - 2]]
     require_resolution(twin, line)
     columns = {"full_loss_error": found["loss"].error, "full_update_error": found["update"].column()}
     return run, fall, depth.sizes[0], columns, line
@@ -207,10 +208,10 @@ def _watched(
     config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device, **options: Any
 ) -> tuple[FullDepth, Run, list[StepResult], Fall]:
     """What watched the steps on `sequences`, the first step, all steps' results, and how the loss falls between the
-    last two; nearer by if it does not fall as it must. options: of FullDepth."""
+    last two; nearer by, if it does not fall as it must or its budget can tell nothing. options: of FullDepth."""
     depth = FullDepth(config, **options)
     run, results, fall = _moved(config, sequences, depth, mesh, device)
-    if not fall.error <= fall.budget:  # the same on every rank
+    if not fall.error <= fall.budget <= MAX_FALL_BUDGET:  # the same on every rank
         closer = FullDepth(config, **options, distance=full_depth.FALL / full_depth.NEARER)
         fall = full_depth.nearer(fall, _moved(config, sequences, closer, mesh, device)[2])
     return depth, run, results, fall
@@ -220,7 +221,9 @@ def _moved(
     config: TrialConfig, sequences: Tensor, depth: FullDepth, mesh: DeviceMesh, device: torch.device
 ) -> tuple[Run, list[StepResult], Fall]:
     engine, seq_len = engines.get(config.engine.name), sequences.shape[1] - 1
-    texts = [sequences] * depth.num_steps
+    # The last two steps read another text, so that what is left of the steps before would show.
+    other = sequences.roll(seq_len // 2, dims=1) if depth.num_steps > 2 else sequences
+    texts = [sequences] * (depth.num_steps - 2) + [other] * 2
     with depth.hooked():
         results = engine.run(config, texts, mesh, device, lambda: None, token_losses=len(texts), watch=depth.watch)
     require_finite(config, results)

@@ -27,8 +27,8 @@ def test_the_kept_move_is_that_of_the_weights(make_config, size):
 @pytest.mark.parametrize(
     ("first", "second", "is_right"),
     [
-        (0.003, 0.0002, True),  # 1/16: a third order
-        (0.05, 0.0035, True),
+        (0.03, 0.0002, True),  # a third order is 1/256
+        (0.3, 0.0017, True),
         (0.003, 0.003, False),  # a wrong gradient is as wrong nearby
         (0.5, 0.45, False),
         (float("nan"), float("nan"), False),
@@ -38,3 +38,8 @@ def test_a_shorter_move_tells_a_third_order_from_a_wrong_gradient(first, second,
     fall = nearer(Fall(first, 1e-3, ""), Fall(second, 1e-3, ""))
     assert (fall.error <= fall.budget) == is_right
     assert fall.budget <= 0.01
+
+
+def test_a_gradient_that_is_another_each_time_is_refused_although_its_budget_is_wide():
+    assert nearer(Fall(0.34, 0.13, ""), Fall(0.42, 0.2, "")).budget == 0.01
+    assert nearer(Fall(0.5, 0.4, ""), Fall(0.1, 0.05, "")).budget == 0.05  # it shrinks: the curve is sharp
