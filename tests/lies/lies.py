@@ -369,6 +369,43 @@ def _kept_output_is_zero() -> None:
     Kept.take = take
 
 
+def _kept_output_of_another_layer() -> None:
+    """Every third layer that keeps the output of its attention finds that of the layer before it in the backward."""
+    from sp_bench.attention.autograd import Kept
+
+    honest, taken = Kept.take, [0]
+    before: Any = None
+
+    def take(self: Kept) -> Any:
+        nonlocal before
+        tensors = honest(self)
+        if not tensors:
+            return tensors
+        taken[0] += 1
+        another, before = before, tensors
+        fits = another is not None and another[0].shape == tensors[0].shape
+        return another if fits and taken[0] % 3 == 0 else tensors
+
+    Kept.take = take
+
+
+def _result_kept_while_inputs_stay() -> None:
+    """The kernel returns its last output again while the memory and the versions of its inputs are the same."""
+    from sp_bench.kernels import math
+
+    honest = math.forward
+    kept: dict[Any, Any] = {}
+
+    def forward(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        key = tuple((x.data_ptr(), x._version, x.shape) for x in (q, k, v))
+        if key not in kept:
+            kept.clear()
+            kept[key] = honest(q, k, v, **options)
+        return kept[key]
+
+    math.forward = forward
+
+
 def _checkpoints_stay() -> None:
     """Checkpoints that are said to be in host memory stay on the device."""
     from contextlib import contextmanager
@@ -393,6 +430,32 @@ def _checkpoints_lost() -> None:
         return tensor if kept is tensor or kept.tensor is tensor else tensor.zero_()
 
     Offload.unpack = unpack
+
+
+def _checkpoints_of_the_step_before() -> None:
+    """Each checkpoint comes back from host memory as it was in the step before."""
+    from sp_bench.training import train
+    from sp_bench.training.offload import Offload
+
+    unpack, update = Offload.unpack, train.update
+    before: dict[Any, Any] = {}
+    number = [0]  # of the checkpoint in its step
+
+    def stale(self: Any, kept: Any) -> Any:
+        tensor = unpack(self, kept)
+        if kept is tensor:
+            return tensor
+        key = (id(self), number[0], tensor.shape)
+        number[0] += 1
+        old = before.get(key, tensor)
+        before[key] = tensor.clone()
+        return old
+
+    def counted(*args: Any, **options: Any) -> Any:
+        number[0] = 0
+        return update(*args, **options)
+
+    Offload.unpack, train.update = stale, counted
 
 
 def _checkpoints_in_one_place() -> None:
@@ -726,6 +789,9 @@ LIES: Mapping[str, Callable[[], None]] = {
     "attention_recomputed": _attention_recomputed,
     "kept_output_is_zero": _kept_output_is_zero,
     "checkpoints_in_one_place": _checkpoints_in_one_place,
+    "checkpoints_of_the_step_before": _checkpoints_of_the_step_before,
+    "kept_output_of_another_layer": _kept_output_of_another_layer,
+    "result_kept_while_inputs_stay": _result_kept_while_inputs_stay,
     "tiles_not_added": _tiles_not_added,
     "last_tile_left_out": _last_tile_left_out,
     "checkpoints_stay": _checkpoints_stay,

@@ -121,6 +121,13 @@ LIES = [
         "the last timed step at seq_len=96: sum dv = sum dout does not hold in KV head",
     ),
     Lie(
+        "result_kept_while_inputs_stay",
+        "At the timed length",
+        "the kernel returns its last output while the memory and the versions of its inputs are the same",
+        ATTENTION,
+        "the last timed step at seq_len=96: relative error of output",
+    ),
+    Lie(
         "gradients_of_the_sample_only",
         "At the timed length",
         "dk and dv lack a third of the queries, but where the check asks for a sample of rows they are right",
@@ -561,6 +568,21 @@ LIES += [
                 True,
                 FULL,
                 "workload.checkpoint_offload=true",
+            ),
+            (
+                "checkpoints_of_the_step_before",
+                "checkpoints come back from host memory as they were in the step before",
+                FALLS,
+                True,
+                FULL,
+                "workload.checkpoint_offload=true",
+            ),
+            (
+                "kept_output_of_another_layer",
+                "`selective_output` finds the output of another layer in every third call",
+                f"{FALLS}|the gradient of .* in step 1, before clipping, differs",
+                False,
+                "workload.activation_checkpointing=selective_output",
             ),
             ("late_gradients_halved", "the gradients of the layers from the third on are halved", FALLS, True),
             (
