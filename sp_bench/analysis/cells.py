@@ -149,6 +149,11 @@ class Cell:
         return self.asked["evidence"] == MEASURED
 
     @property
+    def waits_for_the_host(self) -> bool:
+        """Whether it is one real rank's whose launches the device waits for: no verdict, line or advice rests on it."""
+        return not self.all_ranks_were_there and "host_bound" in self.flags
+
+    @property
     def is_library(self) -> bool:
         """Whether the attention is a library's code."""
         return library(self.asked["implementation"]) is not None

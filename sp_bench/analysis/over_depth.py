@@ -61,7 +61,8 @@ def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
     """Of the steps of one real rank that ran with two depths below that of their model; of more the two smallest."""
     grouped: dict[tuple[Any, ...], dict[int, Cell]] = {}
     for cell in cells:
-        if cell.ok and not cell.all_ranks_were_there and cell.asked["workload"] == "train_step":
+        is_one_rank = not cell.all_ranks_were_there and not cell.waits_for_the_host
+        if cell.ok and is_one_rank and cell.asked["workload"] == "train_step":
             place = (cell.pool, link(cell.options), *cell.but("model.num_layers"))
             grouped.setdefault(place, {})[cell.asked["num_layers"]] = cell
     found = []

@@ -223,7 +223,7 @@ class Setting:
         rank that wait for the host: they say nothing of the messages, and are in no verdict."""
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells:
-            if cell.ok and cell.is_of_a_length and not is_baseline(cell) and not _is_of_the_host(cell):
+            if cell.ok and cell.is_of_a_length and not is_baseline(cell) and not cell.waits_for_the_host:
                 grouped.setdefault(place_key(cell), []).append(cell)
         found = [Place(tuple(sorted(group, key=by_speed)), self._smallest(group[0])) for group in grouped.values()]
         return tuple(sorted(found, key=lambda p: (-self.fabrics.index(str(p.first.asked["fabric"])), *p.order)))
@@ -278,10 +278,6 @@ def leader(cells: Sequence[Cell], smallest: float) -> Cell:
 def place_key(cell: Cell) -> tuple[Any, ...]:
     return (*(cell.asked[name] for name in ("fabric", "world_size", "sp_size", "seq_len")), cell.name.pack,
             cell.asked["kernel"])  # fmt: skip
-
-
-def _is_of_the_host(cell: Cell) -> bool:
-    return not cell.all_ranks_were_there and "host_bound" in cell.flags
 
 
 def is_baseline(cell: Cell) -> bool:
