@@ -16,7 +16,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.report import explorer
 
 from .browser import CHROMIUM, NARROW, WIDE, chromium, framed, probed, seen
-from .rows import commit, row, selection_of
+from .rows import commit, hf_step, row, selection_of
 
 HOSTILE = "</script><script>document.title = 'x'</script><!--\u202e"
 ON_GPUS = {"hardware": "h200", "fabric": "nvlink", "kernel": "cudnn", "sp_size": 4, "dtype": "bfloat16"}
@@ -62,6 +62,25 @@ def test_a_verdict_has_ratio_interval_grade_and_campaign() -> None:
     assert (verdict["mark"], verdict["bold"], verdict["weak"]) == ("A", 1, 0)
     assert verdict["where"].endswith("NVLink, H200, monday; 6 replicates")
     assert [word(data, "method", i) for i in verdict["cells"]] == ["Ulysses", "ring"]
+
+
+def test_the_smallest_effect_decides_what_is_a_tie() -> None:
+    rows = selection_of([*on_gpus("ulysses", 100.0), *on_gpus("ring", 110.0)]).rows
+    (verdict,) = explorer.data(settings(cells(of_equal_steps(rows)), 0.2), {})["verdicts"]
+    assert verdict["text"].endswith("as long as Ulysses (a tie).")
+
+
+def stacks(of_theirs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A training step of two stacks on one GPU, theirs with these options."""
+    ours = [hf_step(seq_len=8192, engine="fsdp2", sp_size=1, replicate=k, median_ms=1000.0) for k in range(2)]
+    return ours + [hf_step(seq_len=8192, sp_size=1, replicate=k, median_ms=1400.0, **of_theirs) for k in range(2)]
+
+
+def test_two_stacks_are_compared_where_they_recompute_and_offload_equally_much() -> None:
+    (verdict,) = data_of({"monday": stacks({})})["verdicts"]
+    assert "hf_deepspeed takes 1.40x as long as one rank, fsdp2" in verdict["text"]
+    assert data_of({"monday": stacks({"offload": "deepspeed_cpu_adam"})})["verdicts"] == []
+    assert data_of({"monday": stacks({"kernel": "cudnn"})})["verdicts"] == []
 
 
 def test_two_campaigns_are_never_compared_or_pooled() -> None:

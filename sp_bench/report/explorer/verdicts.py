@@ -42,8 +42,7 @@ class Verdict:
 
 def verdicts(settings: Sequence[Setting]) -> list[Verdict]:
     """All verdicts, the first one to be shown first. The campaigns of `settings` are not pooled."""
-    cells = [cell for setting in settings for cell in setting.cells]
-    return sorted([*_of_methods(settings), *_of_stacks(cells)], key=lambda each: each.order)
+    return sorted([*_of_methods(settings), *_of_stacks(settings)], key=lambda each: each.order)
 
 
 def stack(cell: Cell) -> str:
@@ -59,14 +58,14 @@ def _of_methods(settings: Sequence[Setting]) -> Iterator[Verdict]:
         pairs = [(place.leader, other) for other in place.others]
         pairs += [(asked[0], asked[1])] if len(asked) == 2 and place.leader not in asked else []
         for fast, slow in pairs:
-            yield from _verdict(fast, slow, words.the_method(fast), words.the_method(slow))
+            yield from _verdict(Difference(fast, slow, place.smallest), words.the_method(fast), words.the_method(slow))
 
 
-def _of_stacks(cells: Sequence[Cell]) -> Iterator[Verdict]:
+def _of_stacks(settings: Sequence[Setting]) -> Iterator[Verdict]:
     """The fastest stack's step against that of each other: the same work on one kernel, as much recomputed and
     offloaded, messages of one pattern. The sentence names what else differs."""
     places: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
-    for cell in cells:
+    for cell in (cell for setting in settings for cell in setting.cells):
         if cell.ok and cell.asked["workload"] in TRAINING:
             key = (cell.pool, kind(cell), cell.asked["kernel"], *map(cell.options.get, _SAVED_ALIKE), *of_place(cell))
             places.setdefault(key, {}).setdefault(stack(cell), []).append(cell)
@@ -78,15 +77,16 @@ def _of_stacks(cells: Sequence[Cell]) -> Iterator[Verdict]:
                 [words.method(cell), stack(cell), *(words.of_step(path, cell.options.get(path)) for path in differ)]
                 for cell in (best, other)
             ]
-            yield from _verdict(best, other, *(", ".join(filter(None, parts)) for parts in names))
+            difference = Difference(best, other, settings[0].smallest)
+            yield from _verdict(difference, *(", ".join(filter(None, parts)) for parts in names))
 
 
-def _verdict(fast: Cell, slow: Cell, fast_name: str, slow_name: str) -> Iterator[Verdict]:
+def _verdict(found: Difference, fast_name: str, slow_name: str) -> Iterator[Verdict]:
     """Nothing where no replicates pair. Nothing of CPUs either: their times say nothing of GPUs."""
-    found = Difference(fast, slow)
-    if found.ratio is None or fast.processor != "GPU":
+    if found.ratio is None or found.fast.processor != "GPU":
         return
-    if found.turned.fast is not fast:
+    if found.ratio < 1:
         found, fast_name, slow_name = found.turned, slow_name, fast_name
     doubt = f" ({found.doubt})" if found.doubt else ""
-    yield Verdict(f"{words.place(fast)}: {slow_name} takes {found.words} as long as {fast_name}{doubt}.", found)
+    place = words.place(found.fast)
+    yield Verdict(f"{place}: {slow_name} takes {found.words} as long as {fast_name}{doubt}.", found)
