@@ -58,6 +58,9 @@ def report(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write one page with pickers over all these campaigns; no other page"),
     ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Print each cell that ran in several campaigns, by time; write no page")
+    ] = False,
     link: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="Write how long messages take there, for world=one_rank")
     ] = None,
@@ -95,6 +98,10 @@ def report(
 
         sp-bench report results/* --explore explorer.html
 
+    Show the ring over all campaigns by time, with each median over the one before:
+
+        sp-bench report results/* --history only.method=ring only.sp_size=4
+
     Make a link of your own from rows of workload=collective, for `world=one_rank link=ours`:
 
         sp-bench report results/ours --link conf/link/ours.yaml
@@ -125,6 +132,9 @@ def report(
         return
     if explore is not None:
         _explore(folders, explore, smallest, anonymous)
+        return
+    if history:
+        _show_history(folders, rows)
         return
     look = reports.Look(column, height, venue)
     options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix, rows)
@@ -185,6 +195,18 @@ def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
                 print(f"written: {document}")
     except OSError as error:
         raise ConfigError(f"--render: {shown(error)}") from error
+
+
+def _show_history(folders: Sequence[Path], rows: dict[str, list[Any]]) -> None:
+    from sp_bench.cli.processes import processes
+    from sp_bench.report import history
+
+    with working() as say, processes(folders) as executor:
+        say("reading campaigns")
+        found = history.history(folders, rows, executor)
+    history.show(found, console())
+    if not found:
+        print("no cell ran in several of these campaigns; `sp-bench compare` says in what the nearest differ")
 
 
 def _explore(folders: Sequence[Path], file: Path, smallest: float, hide_names: bool) -> None:

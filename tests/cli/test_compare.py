@@ -1,10 +1,13 @@
 """What a CI job sees of the command."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
-from ..unit.rows import commit, row
+from sp_bench.formats import MISSING
+
+from ..unit.rows import STARTED_AT, commit, row
 from .console import console, refusal
 
 
@@ -113,3 +116,27 @@ def test_tails_and_spreads_are_told(capfd):
     _, printed, _ = console(capfd, "compare", "before", "before")
     assert "B p95" in printed
     assert "Replicates of a cell lie up to 4.1% apart." in printed
+
+
+def test_the_history_of_a_cell_has_a_line_a_campaign_by_time_with_its_ratio_to_the_one_before(capfd, tmp_path):
+    for days, (name, ms, sha) in enumerate([("monday", 10.0, "a" * 40), ("tuesday", 9.0, "b" * 40)]):
+        rows = [
+            row(median_ms=ms, replicate=r, git_sha=sha, started_at=STARTED_AT + timedelta(days=days, minutes=r))
+            for r in range(6)
+        ]
+        commit([*rows, row(method="ulysses", seq_len=512)] if name == "monday" else rows, tmp_path / name)
+    folders = [str(tmp_path / name) for name in ("tuesday", "monday")]
+    code, printed, errors = console(capfd, "report", *folders, "--history")
+    assert code == 0, errors
+    assert "ulysses" not in printed.lower()  # it ran in one of them
+    first, second = (line.split() for line in printed.splitlines() if line.split()[:1] in (["monday"], ["tuesday"]))
+    assert [first[0], first[3], first[-1]] == ["monday", "aaaaaaa", MISSING]
+    assert [second[0], second[3], second[-1]] == ["tuesday", "bbbbbbb", "0.900x"]
+    assert second[5] == "6"  # replicates
+    assert refusal(capfd, "report", *folders, "--history", "only.sp_size=64").endswith("never 64")
+
+
+def test_a_history_of_one_campaign_says_that_there_is_none(capfd, tmp_path):
+    commit([row()], tmp_path / "monday")
+    _, printed, _ = console(capfd, "report", str(tmp_path / "monday"), "--history")
+    assert printed.startswith("no cell ran in several of these campaigns")
