@@ -70,3 +70,8 @@ def test_replicates_between_the_first_and_the_sixth_are_likely_to_rely(config):
     trials = plan.plan([config], 7, 0, None)
     assert [proven.is_likely(trial, "auto") for trial in trials] == [False, True, True, True, True, False, True]
     assert not any(proven.is_likely(trial, "always") for trial in trials)
+
+
+def test_each_trial_with_sinks_proves_itself(make_config):
+    trials = plan.plan([make_config(method="ring", sp_size=2, workload__sinks=True)], 3, 0, None)
+    assert not any(proven.is_likely(trial, "auto") for trial in trials)
