@@ -49,6 +49,6 @@ def probed(html: str, probe: str) -> str:
 
 def seen(folder: Path, page: str) -> dict[int, dict[str, Any]]:
     """What a probe posts to the page around it, by the width of its frame."""
-    done = chromium(folder, "--virtual-time-budget=5000", "--dump-dom", (folder / page).as_uri())
+    done = chromium(folder, "--virtual-time-budget=20000", "--dump-dom", (folder / page).as_uri())
     found = [json.loads(unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)]
     return {each["width"]: each for each in found}

@@ -193,12 +193,14 @@ addEventListener("load", async () => {
   found.csv = await saved("csv");
   found.latex = await saved("latex");
   await choose("right", "memory");
+  const [before, entries] = [location.hash, history.length];
   await choose("campaign", "tuesday");
+  found.entries = history.length - entries;
   found.tuesday = [$("verdict").textContent, $("of-link").value, location.hash];
   found.oom = [...document.querySelectorAll("#panels text")].filter((each) => each.textContent === "\\u2715").length;
-  history.back();
+  location.hash = before;
   await until(() => $("of-campaign").value === "");
-  found.back = [$("of-campaign").value, $("of-right").value];
+  found.before = [$("of-campaign").value, $("of-right").value];
   location.hash = "#campaign=nobody&left=nothing&link=TCP sockets";
   await until(() => $("of-link").value === "TCP sockets");
   found.unknown = [$("of-campaign").value, $("of-left").value, $("of-link").value];
@@ -260,13 +262,16 @@ def test_a_click_on_a_mark_shows_its_rows_and_command_and_the_address_keeps_it(
     assert "cell=" in each["hash"]
 
 
-def test_pickers_open_others_that_leave_nothing_and_the_back_button_returns(found: dict[int, dict[str, Any]]) -> None:
+def test_pickers_open_others_that_leave_nothing_and_the_address_restores_a_view(
+    found: dict[int, dict[str, Any]],
+) -> None:
     verdict, link, address = found[WIDE]["tuesday"]
     assert "Ulysses takes 1.10x" in verdict
     assert link == ""
     assert "campaign=tuesday" in address
     assert found[WIDE]["oom"] == 2
-    assert found[WIDE]["back"] == ["", "memory"]
+    assert found[WIDE]["entries"] == 1
+    assert found[WIDE]["before"] == ["", "memory"]
 
 
 def test_an_address_with_unknown_values_shows_what_it_can(found: dict[int, dict[str, Any]]) -> None:

@@ -65,6 +65,7 @@ def _of_stacks(settings: Sequence[Setting]) -> Iterator[Verdict]:
     """The fastest stack's step against that of each other: the same work on one kernel, as much recomputed and
     offloaded, messages of one pattern. The sentence names what else differs."""
     places: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
+    smallest = {cell.cell_id: setting.smallest for setting in settings for cell in setting.cells}
     for cell in (cell for setting in settings for cell in setting.cells):
         if cell.ok and cell.asked["workload"] in TRAINING:
             key = (cell.pool, kind(cell), cell.asked["kernel"], *map(cell.options.get, _SAVED_ALIKE), *of_place(cell))
@@ -77,7 +78,7 @@ def _of_stacks(settings: Sequence[Setting]) -> Iterator[Verdict]:
                 [words.method(cell), stack(cell), *(words.of_step(path, cell.options.get(path)) for path in differ)]
                 for cell in (best, other)
             ]
-            difference = Difference(best, other, settings[0].smallest)
+            difference = Difference(best, other, smallest[best.cell_id])
             yield from _verdict(difference, *(", ".join(filter(None, parts)) for parts in names))
 
 
