@@ -6,16 +6,17 @@ settings, since those differ in options: recomputation, model code, kernel, engi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.pattern_bytes import kind
-from sp_bench.analysis.ratios import ranked
+from sp_bench.analysis.ratios import ranked, ratio_of_pairs
 from sp_bench.analysis.settings import Setting
 from sp_bench.analysis.words import LENGTHS, MASKED, OF_STEP, PACKING, PROTOCOL, SINGLE_STEP
 from sp_bench.rows.names import group_of
 
-FEWEST = 3  # settings of a ladder; the titles of two settings show their difference well enough
+FEWEST = 3  # settings of a ladder of one engine; the titles of two settings show their difference well enough
 _OF_RUNG = (
     "workload",
     "engine",
@@ -45,6 +46,19 @@ class Ladder:
         """The measured cells, the fastest first."""
         return ranked([cell for cell in self.setting.cells if cell.ok])
 
+    @property
+    def fair(self) -> tuple[Cell, Cell] | None:
+        """(faster, slower) of two engines on one kernel that recompute as much, the fastest that pair; None: there are
+        none, or one engine."""
+        both = ((fast, slow) for fast, slow in combinations(self.measured, 2) if _is_fair(fast, slow))
+        return next((pair for pair in both if ratio_of_pairs(pair[1], pair[0]) is not None), None)
+
+
+def _is_fair(one: Cell, other: Cell) -> bool:
+    equal = ("kernel.name", _RECOMPUTED)
+    values = [[cell.options.get(path) for path in equal] for cell in (one, other)]
+    return values[0] == values[1] and one.options.get(_ENGINE) != other.options.get(_ENGINE)
+
 
 def ladders(settings: Sequence[Setting]) -> list[Ladder]:
     """All ladders, the longest sequences first."""
@@ -58,7 +72,8 @@ def ladders(settings: Sequence[Setting]) -> list[Ladder]:
         (campaign, cells)
         for (campaign, *_), at_place in places.items()
         for cells in _of_one_question(at_place)
-        if not all(cell.is_library for cell in cells) and _num_settings(cells, settings) >= FEWEST
+        if not all(cell.is_library for cell in cells)
+        and _num_settings(cells, settings) >= (FEWEST if len(_engines(cells)) == 1 else 2)
     ]
     found.sort(key=lambda each: -(each[1][0].asked["seq_len"] or 0))
     return [_ladder(str(campaign), cells, settings[0]) for campaign, cells in found]
@@ -67,11 +82,15 @@ def ladders(settings: Sequence[Setting]) -> list[Ladder]:
 def _of_one_question(cells: Sequence[Cell]) -> list[list[Cell]]:
     """Groups of cells that one ladder compares: by communication pattern. If the place has several engines it is one
     group, since each engine has its own methods."""
-    engines = {str(cell.options.get(_ENGINE)) for cell in cells}
+    of_stacks = len(_engines(cells)) > 1
     grouped: dict[object, list[Cell]] = {}
     for cell in cells:
-        grouped.setdefault(None if len(engines) > 1 else kind(cell), []).append(cell)
+        grouped.setdefault(None if of_stacks else kind(cell), []).append(cell)
     return list(grouped.values())
+
+
+def _engines(cells: Sequence[Cell]) -> set[str]:
+    return {str(cell.options.get(_ENGINE)) for cell in cells}
 
 
 def each_adds_one(cells: Sequence[Cell]) -> bool:
@@ -118,7 +137,7 @@ def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
     fabric = words.fabric(first.asked["fabric"]) if (first.asked["world_size"] or 1) > 1 else ""
     where = ", ".join(filter(None, [words.place(first), fabric]))
     parts = (
-        f"Options of a training step of {words.model(first)}",
+        f"{'Stacks for' if len(_engines(cells)) > 1 else 'Options of'} a training step of {words.model(first)}",
         words.plain_method(next((cell for cell in cells if not cell.is_library), first)) if len(sent) == 1 else "",
         words.dtype(first),
         words.hardware(first),
@@ -133,8 +152,7 @@ def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
 def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str]:
     """Names such as `Ulysses, FlashAttention-4, selective, compiled`. Options that only engines differ in are left to
     the engine's name. left_out: options that are shown elsewhere."""
-    engines = {str(cell.options.get(_ENGINE)) for cell in cells}
-    among = {engine: [c for c in cells if str(c.options.get(_ENGINE)) == engine] for engine in engines}
+    among = {engine: [c for c in cells if str(c.options.get(_ENGINE)) == engine] for engine in _engines(cells)}
     of_all = _differing(cells, [_ENGINE, _RECOMPUTED])
     names = {}
     for cell in cells:

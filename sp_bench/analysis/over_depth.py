@@ -5,14 +5,25 @@ line through both gives the step of all layers. Where the whole step was run too
 of several kinds, their pattern must be whole in both; a model that ends within it is off by a part of one layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sp_bench.analysis.cells import Cell
+import pandas as pd
+
+from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.metrics import memory_gib
-from sp_bench.analysis.words import link
+from sp_bench.analysis.words import LAYERS_RUN, link
 from sp_bench.config.conf_files import num_layers
+from sp_bench.config.options import BY_COLUMN
+
+_LINEAR = ("median_step_ms", "max_peak_allocated_bytes", "comm_predicted_bytes", "comm_counted_bytes")
+_KEPT = {  # what a row of a line has of the row with more layers
+    *BY_COLUMN,
+    *("status", "cell_id", "trial_id", "env_id", "core_id", "replicate", "attempt", "started_at", "evidence"),
+    *("implementation", "engine_implementation", "method_source", "primitive", "world_size", "config", "environment"),
+    *("flags", "folder", "file", "pool", "device_set", "probe", "git_sha", "schema_version"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,24 @@ class OverDepth:
     def num_layers_run(self) -> tuple[int, int]:
         return self.few.asked["num_layers"], self.more.asked["num_layers"]
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each replicate of both depths, as the whole step would have: what was asked, and what the line
+        says. All else that was measured is unknown."""
+        made = []
+        for key in self.few.launches.keys() & self.more.launches.keys():
+            few, more = self.few.launches[key], self.more.launches[key]
+            of_line = {name: self._of_rows(few, more, name) for name in _LINEAR}
+            tokens = more["tokens_per_s"] * more["median_step_ms"] / of_line["median_step_ms"]
+            made.append(
+                {name: more[name] if name in _KEPT else None for name in more}
+                | {**of_line, "num_layers": self.num_layers, "tokens_per_s": tokens, LAYERS_RUN: self.num_layers_run}
+            )
+        return made
+
+    def _of_rows(self, few: Mapping[str, Any], more: Mapping[str, Any], name: str) -> float | None:
+        return None if few[name] is None or more[name] is None else self._at_depth(few[name], more[name])
+
     def _at_depth(self, few: float, more: float) -> float:
         first, second = self.num_layers_run
         return few + (self.num_layers - first) * (more - few) / (second - first)
@@ -73,6 +102,14 @@ def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
         if depth is not None and len(few) > 1:
             found.append(OverDepth(by_depth[few[0]], by_depth[few[1]], depth, by_depth.get(depth)))
     return sorted(found, key=_order)
+
+
+def at_full_depth(found: Sequence[Cell]) -> list[Cell]:
+    """The cells, with one of all layers in the place of those that ran with few: by their line, unless it ran."""
+    lines = over_depth(found)
+    of_line = {cell.cell_id for line in lines for cell in (line.few, line.more)}
+    rows = [row for line in lines if line.whole is None for row in line.rows]
+    return [*(cell for cell in found if cell.cell_id not in of_line), *(cells(pd.DataFrame(rows)) if rows else ())]
 
 
 def _order(of: OverDepth) -> tuple[Any, ...]:

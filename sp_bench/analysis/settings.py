@@ -16,6 +16,7 @@ from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.grades import Grade, grade
 from sp_bench.analysis.held import SMALLEST_SIGN
 from sp_bench.analysis.limits import Limit, limits
+from sp_bench.analysis.over_depth import at_full_depth
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import (
     PairedRatio,
@@ -219,8 +220,8 @@ class Setting:
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """The places where something ran: slower fabrics first, the largest and fastest last. Without cells of one real
-        rank that wait for the host: they say nothing of the messages, and are in no verdict."""
+        """The places where something ran: slower fabrics first, the largest and fastest last. Cells that wait for the
+        host are in no verdict."""
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells:
             if cell.ok and cell.is_of_a_length and not is_baseline(cell) and not cell.waits_for_the_host:
@@ -287,7 +288,8 @@ def is_baseline(cell: Cell) -> bool:
 
 def settings(cells: Sequence[Cell], smallest: float = SMALLEST) -> list[Setting]:
     """All settings: training steps first, then those with intervals, more devices and longer sequences. A kernel alone
-    belongs to the setting whose baseline it is."""
+    belongs to the setting whose baseline it is. Steps of one real rank that ran with few layers are whole steps."""
+    cells = at_full_depth(cells)
     alone = kernels_alone(cells)
     taken = {cell.cell_id for cell in alone.values()}
     grouped: dict[str, list[Cell]] = {}

@@ -29,6 +29,7 @@ PACKING = "workload.packing"
 DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # the options in the words of `drawn`
 LENGTHS = (*DRAWN[1:], "workload.document_lens")  # the parameters of a distribution
 SINGLE_STEP = "workload.single_step"
+LAYERS_RUN = "layers_run"  # in rows of a step that is a line over two depths (over_depth.py): the layers that ran
 OF_LIMITS = ("workload.fit", SINGLE_STEP)  # ways to request a step that do not change its memory
 MASKED = "workload.masked_label_share"
 LAUNCH, MICRO_BATCHES, _RECOMPUTED = "workload.launch", "workload.micro_batches", "workload.activation_checkpointing"
@@ -411,7 +412,9 @@ def processors(cell: "Cell") -> str:
     asked = cell.asked
     size, world = asked["sp_size"], asked["world_size"] or asked["sp_size"]
     if not cell.all_ranks_were_there:
-        return f"one real rank of {whole(world)}"
+        layers = asked.get(LAYERS_RUN)
+        by = f", by the line through {layers[0]} and {layers[1]} layers" if layers else ""
+        return f"one real rank of {whole(world)}{by}"
     noun = "GPU" if cell.processor == "GPU" else "CPU rank"
     share = f"{whole(size)} {noun}{'' if size == 1 else 's'}"
     return share if world == size else f"{share} of {whole(world)}"

@@ -16,7 +16,7 @@ from sp_bench.analysis.grid import grid
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import SMALLEST
 from sp_bench.analysis.settings import settings as settings
-from sp_bench.config.parsing import ConfigError
+from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.formats import counted
 from sp_bench.report import folder, packed_gate, table
 from sp_bench.report.anonymous import anonymous
@@ -31,6 +31,8 @@ from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.page import Content, render
 from sp_bench.report.setting_tables import VALUES, lines, tables
 from sp_bench.rows import campaign_file, plans, store
+
+MAX_BRACKET = 80  # characters of the bracket of a search
 
 EXPORTS = {"csv": table.as_csv, "json": table.as_json}
 
@@ -160,13 +162,14 @@ def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
 
 
 def _open_searches(folders: Sequence[Path]) -> list[str]:
-    """A sentence on unfinished searches: their brackets are too wide or not confirmed."""
-    begun = [search for folder in folders for search in plans.open_searches(plans.read(folder)).items()]
-    found = [f"{name}, so far {bracket}" if bracket else name for name, bracket in begun]
-    if not found:
+    """A sentence on unfinished searches, with their brackets: too wide or not confirmed."""
+    begun = [bracket for folder in folders for bracket in plans.open_searches(plans.read(folder)).values()]
+    known = [shown(bracket, MAX_BRACKET) for bracket in begun if bracket]
+    if not begun:
         return []
-    number = "One search" if len(found) == 1 else f"{len(found)} searches"
-    return [f"{number} for the longest sequence did not end: {'; '.join(found)}."]
+    number = "One search" if len(begun) == 1 else f"{len(begun)} searches"
+    untold = f"{len(begun) - len(known)} without a bracket" if len(known) < len(begun) else ""
+    return [f"{number} for the longest sequence did not end: {'; '.join(filter(None, [*known, untold]))}."]
 
 
 def measured(

@@ -11,6 +11,7 @@ from sp_bench.analysis.cells import Cell, narrowed
 from sp_bench.analysis.device_sets import several
 from sp_bench.analysis.grades import Grade
 from sp_bench.analysis.ladder import Ladder, covered, ladders
+from sp_bench.analysis.longest import ends
 from sp_bench.analysis.losses import sentences as first_losses
 from sp_bench.analysis.provenance import mixing
 from sp_bench.analysis.ratios import pairs, ranked, ratio_of_pairs
@@ -37,6 +38,7 @@ from sp_bench.rows import git
 
 MAX_COUNTS = 3
 WITHOUT = "by medians, without intervals"
+FIT_ONLY = "Only the fit of a step was tested."
 MAX_ALSO = 5  # further lines of a card; the tables have the rest
 
 
@@ -63,19 +65,19 @@ def cards(settings: Sequence[Setting]) -> list[Card]:
 
 def _of_ladder(ladder: Ladder) -> Card:
     setting, ran = ladder.setting, ladder.measured
-    names = [ladder.names[cell.cell_id] for cell in ran]
     title = ", ".join(setting.parts)
     if ran and ran[0].processor != "GPU":
         return _of_cpus(setting)
     if not ran:
         return Card(title, "", "Nothing was measured.", False, "", memory_words(setting), (), setting.cells)
-    beside = [cell for cell in ran[1:] if ratio_of_pairs(cell, ran[0]) is not None]
-    last = next(reversed(beside), ran[-1])
-    difference = Difference(ran[0], last, setting.smallest)
-    answer = f"{names[0]}: {_with_doubt(f'{difference.words} as fast as {ladder.names[last.cell_id]}', difference)}."
-    if difference.ratio is None:
-        answer = f"{names[0]}: {APART}."
-    between = [(Difference(ran[0], cell), ladder.names[cell.cell_id]) for cell in beside if cell is not last]
+    first, last = ladder.fair or (ran[0], None)
+    beside = [cell for cell in ran if cell is not first and ratio_of_pairs(cell, first) is not None]
+    last = last or next(reversed(beside), ran[-1])
+    difference = Difference(first, last, setting.smallest)
+    alike = "Equal kernel and recomputation. " if ladder.fair else ""
+    ratio = _with_doubt(f"{difference.words} as fast as {ladder.names[last.cell_id]}", difference)
+    answer = f"{alike}{ladder.names[first.cell_id]}: {APART if difference.ratio is None else ratio}."
+    between = [(Difference(first, cell), ladder.names[cell.cell_id]) for cell in beside if cell is not last]
     also = tuple(f"{found.words} its time: {name}." for found, name in between)
     more = (f"{counted(len(also) - MAX_ALSO, 'further line')} in the table.",) if len(also) > MAX_ALSO else ()
     return Card(
@@ -83,7 +85,7 @@ def _of_ladder(ladder: Ladder) -> Card:
         "",
         answer,
         difference.is_proven,
-        numbers(setting, [ran[0], last]),
+        numbers(setting, [first, last]),
         memory_words(setting),
         also[:MAX_ALSO] + more,
         setting.cells,
@@ -100,8 +102,9 @@ def card(setting: Setting) -> Card:
     if place is None:
         failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
         why = ", ".join(f"{n} {status}" for status, n in failed.items())
-        fit_only = any(cell.fits and not cell.ok for cell in setting.cells)
-        answer = "Only the fit of a step was tested." if fit_only else f"Nothing was measured ({why})."
+        if any(cell.fits and not cell.ok for cell in setting.cells):
+            return Card(setting.title, "", _longest(setting), False, "", "", (), setting.cells)
+        answer = f"Nothing was measured ({why})."
         return Card(setting.title, "", answer, False, "", memory_words(setting), (), setting.cells)
     first = place.first
     where = [
@@ -299,6 +302,17 @@ def memory_words(setting: Setting) -> str:
                 f"{the_method(oom)} on {words.processors(oom)} at {whole(oom.asked['seq_len'])} tokens ({detail})"
             )
     return f"Out of memory: {'; '.join(brackets[:3])}{f'; and {len(brackets) - 3} more' if len(brackets) > 3 else ''}."
+
+
+def _longest(setting: Setting) -> str:
+    """The longest that fits: UPipe 425,984 tokens (not 442,368), Ulysses 374,784 (not 387,072)."""
+    found = [(limit.largest_ok, limit) for limit in setting.limits if limit.largest_ok]
+    found.sort(key=lambda each: (-each[0].asked["seq_len"], each[0].cell_id))
+    brackets = []
+    for cell, limit in found:
+        fits, fails = ends(limit)
+        brackets.append(f"{the_method(cell)} {fits} tokens{'' if fails == MISSING else f' (not {fails})'}")
+    return f"The longest that fits, tested without a time: {', '.join(brackets)}." if brackets else FIT_ONLY
 
 
 def _also(setting: Setting, main: Place) -> tuple[str, ...]:

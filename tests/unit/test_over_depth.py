@@ -5,8 +5,11 @@ import json
 import pytest
 
 from sp_bench.analysis.held import OVERLAP_CHANGED
+from sp_bench.analysis.metrics import memory_gib, tokens_per_s_per_gpu
 from sp_bench.analysis.over_depth import over_depth
+from sp_bench.analysis.settings import settings
 from sp_bench.report import held_tables
+from sp_bench.report.cards import cards
 from sp_bench.report.published import beside, beside_one_rank
 
 from .rows import cells_of, row
@@ -47,6 +50,22 @@ def test_the_whole_step_checks_the_line():
     (of,) = over_depth(cells_of(rows))
     assert of.check == (pytest.approx(0.9), pytest.approx(1.0))
     assert "0.900, 1.000" in held_tables.markdown(cells_of(rows))
+
+
+def test_settings_have_the_whole_step_and_neither_of_its_depths():
+    parts = [step(2, 20_000.0, 12), step(4, 40_000.0, 14)]
+    ring = {"method": "ring"}
+    found = settings(cells_of([*parts, step(2, 20_000.0, 12, **ring), step(4, 41_000.0, 14, **ring)]))
+    ((place,),) = [setting.contests for setting in found]
+    assert [(cell.median_step_ms, cell.asked["num_layers"]) for cell in place.best] == [(360e3, 36), (377e3, 36)]
+    assert [memory_gib(cell) for cell in place.best] == [46.0, 46.0]
+    assert tokens_per_s_per_gpu(place.leader) == pytest.approx(1048576 / 360 / 8)
+    assert place.difference is not None
+    assert place.difference.grade.mark == "one_rank"
+    assert place.leader.rows[0]["part_ms"] is None
+    assert "one real rank of 8, by the line through 2 and 4 layers" in cards(found)[0].where
+    whole = settings(cells_of([*parts, step(36, 400_000.0, 46)]))
+    assert [cell.median_step_ms for setting in whole for cell in setting.cells] == [400_000.0]
 
 
 def test_no_line_is_of_measured_steps_of_one_depth_or_of_two_links():

@@ -161,8 +161,8 @@ def test_memory_is_a_bracket_where_it_ran_out() -> None:
 
 def test_where_only_a_fit_was_asked_the_card_says_so() -> None:
     told = first_card([on_gpus(seq_len=2048, median_step_ms=None), on_gpus(seq_len=4096, status="oom")])
-    assert told.verdict == "Only the fit of a step was tested."
-    assert told.memory == "Out of memory: the contiguous ring on 2 GPUs at 4,096 tokens (2,048 fit)."
+    longest = "The longest that fits, tested without a time: the contiguous ring 2,048 tokens (not 4,096)."
+    assert (told.verdict, told.memory) == (longest, "")
 
 
 def test_a_failure_alone_gives_a_card_without_numbers() -> None:
@@ -697,14 +697,16 @@ def test_bytes_have_binary_units(size: float | None, text: str) -> None:
     assert in_bytes(size) == text
 
 
-def test_searches_that_did_not_end_are_named(tmp_path: Path) -> None:
+def test_searches_that_did_not_end_have_their_brackets(tmp_path: Path) -> None:
     campaign = commit([row()], tmp_path / "one")
     plans.write(campaign, [], {"ulysses": True, "ring": False})
-    assert "One search for the longest sequence did not end: ring." in build([campaign]).page.read_text("utf-8")
+    assert "One search for the longest sequence did not end: 1 without a bracket." in build([campaign]).page.read_text(
+        "utf-8"
+    )
     plans.write(campaign, [], {"ulysses": True, "ring": True})
     assert "did not end" not in build([campaign]).page.read_text("utf-8")
     plans.write(campaign, [], {"ring": False, "upipe": False})  # another run, of which one had ended before
     assert plans.open_searches(plans.read(campaign)) == {"upipe": ""}
     plans.write(campaign, [], {"ring": False, "upipe": False}, brackets={"upipe": "[8 tokens fit, 16 do not]"})
     plans.write(campaign, [], {"ring": False, "upipe": False})  # killed before it comes to the search
-    assert "did not end: upipe, so far [8 tokens fit, 16 do not]." in build([campaign]).page.read_text("utf-8")
+    assert "did not end: [8 tokens fit, 16 do not]." in build([campaign]).page.read_text("utf-8")

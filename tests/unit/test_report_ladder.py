@@ -44,6 +44,22 @@ def test_options_of_one_method_are_rungs_from_the_fastest_to_what_failed():
     assert all(covered(setting, [ladder]) for setting in made)
 
 
+def test_two_stacks_are_one_card_that_leads_with_equal_kernel_and_recomputation() -> None:
+    ours, alike = rung("full", "compiled", 10.0), rung("full", "eager", 13.0, method="deepspeed_ulysses_hf")
+    other = rung("none", "eager", 20.0, method="deepspeed_ulysses_hf", kernel="flash_attn")
+    for each in (alike, other):
+        config = json.loads(each["config"]) | {"engine": {"name": "hf_deepspeed"}}
+        each |= {"config": json.dumps(config), "engine": "hf_deepspeed"}
+        each["cell_id"] = each["trial_id"] = each["trial_id"][::-1]
+    for rows in ([ours, alike], [ours, alike, other]):
+        (card,) = cards(settings(cells_of(rows)))
+        assert card.title.startswith("Stacks for a training step of")
+        assert card.verdict.startswith("Equal kernel and recomputation. Ulysses, ")
+        assert ": 1.30x as fast as DeepSpeed's UlyssesSPAttentionHF, " in card.verdict
+    (unequal,) = cards(settings(cells_of([ours, other])))
+    assert unequal.verdict.startswith("Ulysses, ")
+
+
 def test_values_of_the_table_have_each_option_whether_or_not_lines_differ_in_it():
     """Where a step is one of several settings of one table of values, its title alone is no column."""
     offloaded = rung("selective", "compiled", 11.0, checkpoint_offload=True, optimizer_offload="torch_adamw")
