@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -281,9 +281,39 @@ def _of_step(options: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in options.items() if path not in PROTOCOL or (drawn and path == "seed")}
 
 
-def known_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
+class _Columns(dict[str, list[Any]]):
+    """The columns of some rows, each converted when a row's value is first read: most never are."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self.rows = rows
+
+    def __missing__(self, name: str) -> list[Any]:
+        self[name] = [_known(value) for value in self.rows[name].tolist()]
+        return self[name]
+
+
+class _Row(Mapping[str, Any]):
+    """One row of some columns. A dictionary for each of 100,000 would take 1 GB."""
+
+    __slots__ = ("_columns", "_place")
+
+    def __init__(self, columns: _Columns, place: int) -> None:
+        self._columns, self._place = columns, place
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name][self._place]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._columns.rows)
+
+    def __len__(self) -> int:
+        return self._columns.rows.shape[1]
+
+
+def known_rows(rows: pd.DataFrame) -> list[Mapping[str, Any]]:
     """Each row as column -> value; None for any kind of missing value."""
-    return [{str(name): _known(value) for name, value in row.items()} for row in rows.to_dict("records")]
+    columns = _Columns(rows)
+    return [_Row(columns, place) for place in range(len(rows))]
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:

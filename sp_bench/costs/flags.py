@@ -30,6 +30,9 @@ MAX_FALL_BUDGET = 1e-2  # relative; above it the gradient changes too much along
 MIN_MODE_STEPS = 4  # fewer steps are no mode, but noise
 MIN_MODES_APART = 0.05  # of the slower mode's median above the faster one's, relative to that
 MAX_MODE_SPREAD = 1 / 3  # of the deviations from the two modes' medians, to those from the median of all
+# Steps that differ by less, relative to the shortest, have no flag but the window's. A trend over the window is at most
+# twice as large as what its halves differ by.
+QUIET_SHARE = min(MAX_UNSETTLED_SHARE, MAX_TRANSIENT_SHARE / 2, MIN_MODES_APART)
 
 
 def budget_of_timed(budget: float, dtype: str, timed_len: int, reduced_len: int) -> float:
@@ -44,12 +47,14 @@ def flags_of_times(step_ms: Sequence[float], window_ms: Sequence[float]) -> list
 
     step_ms: of each timed step, the max over ranks. window_ms: of each rank, around all timed steps.
     """
-    found = {
-        "unsettled": is_unsettled(step_ms),
-        "transient": is_transient(step_ms),
-        "bimodal": is_bimodal(step_ms),
-        "window_disagrees": window_disagrees(step_ms, window_ms),
-    }
+    found = {}
+    if len(step_ms) and max(step_ms) - min(step_ms) > QUIET_SHARE * min(step_ms):
+        found = {
+            "unsettled": is_unsettled(step_ms),
+            "transient": is_transient(step_ms),
+            "bimodal": is_bimodal(step_ms),
+        }
+    found["window_disagrees"] = window_disagrees(step_ms, window_ms)
     return [flag for flag, applies in found.items() if applies]
 
 

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ RESULTS = ("step_ms", "median_step_ms", "tokens_per_s", "mfu", "hfu", "attention
 TENSORS = ("output", "dq", "dk", "dv")
 WITH_FLAGS = 4  # the schema version whose rows have all flags of times, leftovers and loss
 _REQUIRED = tuple(column for column in COLUMNS if column.required and column.name != "environment")  # not a result
+PART = 2000  # rows that are Python objects at once
 _PER = tuple((column.name, column.per) for column in COLUMNS if column.per)
 _OF_CONFIG = tuple((option.path, option.column) for option in OPTIONS if option.column)
 
@@ -51,16 +53,20 @@ def read(folder: Path, columns: Sequence[str] = SCHEMA.names, **options: Any) ->
 def breaches(table: pa.Table) -> dict[int, str]:
     """For each row that does not agree with itself: its place in `table` -> the first column that the others
     contradict, with its value and the one that follows. `table` has all columns of one campaign's rows."""
-    columns = _Columns(table)
-    leaves = {text: config_leaves(text) for text in set(columns["config"])}
-    rows = [_Row(columns, i, leaves[text]) for i, text in enumerate(columns["config"])]
-    found = _not_finite(table)
-    for i, row in enumerate(rows):
-        if problem := _breach(row):
-            found.setdefault(i, problem)
-    for i in _renamed(columns):
+    configs = {text: _Config(config_leaves(text)) for text in table["config"].unique().to_pylist()}
+    found: dict[int, str] = {}
+    for start in range(0, table.num_rows, PART):
+        found |= {start + i: problem for i, problem in _of_part(table.slice(start, PART), configs)}
+    for i in _renamed(_Columns(table)):
         found.setdefault(i, "it has the start of another replicate of its cell: a copy")
     return found
+
+
+def _of_part(table: pa.Table, configs: Mapping[str | None, "_Config"]) -> Iterator[tuple[int, str]]:
+    columns, not_finite = _Columns(table), _not_finite(table)
+    for i, text in enumerate(columns["config"]):
+        if problem := not_finite.get(i) or _breach(_Row(columns, i, configs[text])):
+            yield i, problem
 
 
 def copies(trial_ids: Sequence[str], cells: Sequence[Hashable], started_at: Sequence[Any]) -> list[int]:
@@ -85,10 +91,18 @@ class _Columns(dict[str, list[Any]]):
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         self._lengths: dict[str, list[int | None]] = {}
+        self.required = [column for column in _REQUIRED if table[column.name].null_count]  # others have a value
 
     def __missing__(self, name: str) -> list[Any]:
         self[name] = self._table[name].to_pylist()
         return self[name]
+
+    @cached_property
+    def device_names(self) -> list[list[str]]:
+        """Of each row's environment, most of which no rule needs."""
+        return compute.call_function(
+            "struct_field", [self._table["environment"]], compute.StructFieldOptions(["device_names"])
+        ).to_pylist()
 
     def lengths(self, name: str) -> list[int | None]:
         """Entries of each list, without converting it; None: the row has none."""
@@ -97,13 +111,24 @@ class _Columns(dict[str, list[Any]]):
         return self._lengths[name]
 
 
+class _Config:
+    """What a config, given by dotted name, asks for. Replicates share theirs."""
+
+    def __init__(self, leaves: Mapping[str, Any]) -> None:
+        asked = ((path, column, leaves.get(path)) for path, column in _OF_CONFIG)
+        self.asked = [each for each in asked if each[2] not in (None, AUTO)]  # auto: the column has what came of it
+        self.fits = bool(leaves.get("workload.fit"))
+        self.is_timed = not self.fits and (leaves.get("hardware.ranks_per_gpu") or 1) == 1  # as `TrialConfig.is_timed`
+        self.timed_steps, self.warmup_steps = leaves.get("workload.timed_steps"), leaves.get("workload.warmup_steps", 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of some columns, and its config by dotted name."""
+    """One row of some columns, and its config."""
 
     columns: _Columns
     place: int
-    leaves: Mapping[str, Any]
+    config: _Config
 
     def __getitem__(self, name: str) -> Any:
         return self.columns[name][self.place]
@@ -112,13 +137,12 @@ class _Row:
         return self.columns.lengths(name)[self.place]
 
     @property
-    def one_rank(self) -> bool:
-        return self["evidence"] == "one_rank"
+    def device_name(self) -> str:
+        return self.columns.device_names[self.place][0]
 
     @property
-    def is_timed(self) -> bool:
-        """As `TrialConfig.is_timed`."""
-        return not self.leaves.get("workload.fit") and (self.leaves.get("hardware.ranks_per_gpu") or 1) == 1
+    def one_rank(self) -> bool:
+        return self["evidence"] == "one_rank"
 
 
 def _not_finite(table: pa.Table) -> dict[int, str]:
@@ -180,7 +204,7 @@ def _breaches(row: _Row) -> Iterator[str]:
     yield from _proof(row)
     yield from _bytes(row)
     yield from _memory(row)
-    if row.is_timed:
+    if row.config.is_timed:
         yield from _times(row)
     else:
         yield from (f"{name} of a trial that is not timed" for name in RESULTS if row[name] is not None)
@@ -200,9 +224,8 @@ def _hash(text: str) -> str:
 
 
 def _config(row: _Row) -> Iterator[str]:
-    for path, column in _OF_CONFIG:
-        asked = row.leaves.get(path)
-        if asked not in (None, AUTO) and row[column] not in (None, asked):  # auto: the column has what came of it
+    for path, column, asked in row.config.asked:
+        if row[column] not in (None, asked):
             yield f"{column}={shown(row[column])}; its config has {path}={shown(asked)}"
 
 
@@ -210,16 +233,16 @@ def _required(row: _Row) -> Iterator[str]:
     """What a record must have, proofs among it. Arms and proofs of packed documents are not judged here: whether a
     trial has them is up to the code of its method and engine."""
     trials = {"any", row["workload"], row["pass_kind"]}
-    excused = {"fits"} if row.leaves.get("workload.fit") else set()
+    excused = {"fits"} if row.config.fits else set()
     excused |= {"one_rank"} if row.one_rank else set()
     if row.one_rank and not row["proof"]:
         yield "proof=null; a row of one rank names the row that proves it"
-    for column in _REQUIRED:
+    for column in row.columns.required:
         if (
             row["schema_version"] >= column.since
             and not trials.isdisjoint(column.required)
             and excused.isdisjoint(column.unless)
-            and (row.is_timed or not column.is_time)
+            and (row.config.is_timed or not column.is_time)
             and row[column.name] is None
         ):
             yield f"{column.name}=null of an ok row"
@@ -227,11 +250,11 @@ def _required(row: _Row) -> Iterator[str]:
 
 def _lengths(row: _Row) -> Iterator[str]:
     """Lists by rank and by step have an entry for each."""
-    steps = row.leaves.get("workload.timed_steps")
+    steps = row.config.timed_steps
     if steps == AUTO:
         steps = row["timed_steps"]
     if steps is not None and row["workload"] == "parity":
-        steps += row.leaves.get("workload.warmup_steps", 0)
+        steps += row.config.warmup_steps
     wanted = {"rank": 1 if row.one_rank else row["world_size"], "step": steps}
     for name, per in _PER:
         found, length = row.length(name), wanted[per]
@@ -259,7 +282,7 @@ def _times(row: _Row) -> Iterator[str]:
     if row["attention_flops_per_s"] is not None:
         yield from _differs(row, "attention_flops_per_s", row["hardware_flops"] / seconds)
     if row["mfu"] is not None or row["hfu"] is not None:
-        peak = hardware.peak_flops(row["environment"]["device_names"][0], row["dtype"])
+        peak = hardware.peak_flops(row.device_name, row["dtype"])
         of_all = seconds * world * (peak or math.nan)
         yield from _differs(row, "mfu", row["model_flops"] / of_all)
         yield from _differs(row, "hfu", row["hardware_flops"] / of_all)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -42,9 +42,14 @@ def load(folders: Sequence[str | Path]) -> pd.DataFrame:
 
 def _with_options(table: pa.Table) -> pa.Table:
     """The table with a column for each of OF_CONFIG, from the rows' configs; null if a workload has no such option."""
-    asked = [option.column for option in OPTIONS if option.column] + ["config", "implementation"]
-    values = [option_values(row) for row in table.select([*dict.fromkeys(asked)]).to_pylist()]
-    for option in OF_CONFIG:
-        column = pa.array([value[option.path] for value in values], TYPES[option.type])
-        table = table.append_column(option.name, column)
+    asked = [*dict.fromkeys([option.column for option in OPTIONS if option.column] + ["config", "implementation"])]
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # replicates share theirs
+    values = []
+    for row in zip(*(table[name].to_pylist() for name in asked), strict=True):
+        if row not in known:
+            of_row = option_values(dict(zip(asked, row, strict=True)))
+            known[row] = tuple(of_row[option.path] for option in OF_CONFIG)
+        values.append(known[row])
+    for i, option in enumerate(OF_CONFIG):
+        table = table.append_column(option.name, pa.array([value[i] for value in values], TYPES[option.type]))
     return table

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.rows import packed, proofs
-from sp_bench.rows.digest import DIGEST, damaged, digest
+from sp_bench.rows.digest import DIGEST, damaged, digests
 from sp_bench.rows.packed import LEADS_OUT, NO_FILE, stays
 from sp_bench.rows.row import as_written_today, needed_to_read
 from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
@@ -247,7 +247,7 @@ def _table(row: Mapping[str, Any]) -> pa.Table:
     """The row as its file has it, with the digest of its values as Arrow keeps them."""
     table = pa.Table.from_pylist([{**row, "schema_version": SCHEMA_VERSION, DIGEST: None}], schema=SCHEMA)
     place = SCHEMA.get_field_index(DIGEST)
-    return table.set_column(place, SCHEMA.field(place), pa.array([digest(table.to_pylist()[0])]))
+    return table.set_column(place, SCHEMA.field(place), pa.array(digests(table)))
 
 
 def read(
@@ -317,7 +317,9 @@ def _read_pack(
             if name == expected and first[name] == i and name not in files and (names is None or name in names)
         ]
         wrong = [name for name, expected in zip(every, wanted, strict=True) if name != expected]
-        table = _conform(rows.take(pa.array(kept, pa.int64())), schema)
+        if len(kept) < len(every):
+            rows = rows.take(pa.array(kept, pa.int64()))
+        table = _conform(rows, schema)
     except (ValueError, pa.ArrowException) as error:
         return schema.empty_table(), [], [f"{packed.PACK}: {shown(str(error))}; skipped"]
     lines = [f"{packed.PACK}: {shown(str(name))} is not the row of this name; skipped" for name in wrong]
@@ -325,7 +327,7 @@ def _read_pack(
         lines.append(f"{packed.PACK}: {again:,} rows stand in it again; each counts once")
     if unknown := sorted(packed.columns(folder) - {*SCHEMA.names, packed.FILE_NAME}):
         lines.append(f"{packed.PACK}: columns of another schema left out: {shown(', '.join(unknown))}")
-    return table.combine_chunks(), [every[i] for i in kept], lines
+    return table, [every[i] for i in kept], lines
 
 
 def joined(tables: Sequence[pa.Table], schema: pa.Schema = SCHEMA) -> pa.Table:

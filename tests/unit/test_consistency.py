@@ -1,5 +1,6 @@
 """Rows that contradict themselves, or that changed after they were written, are named and left out."""
 
+import hashlib
 import json
 import random
 from datetime import timedelta
@@ -13,9 +14,9 @@ import sp_bench
 from sp_bench.analysis.selection import select
 from sp_bench.look.pack import pack
 from sp_bench.rows import consistency, packed, store
-from sp_bench.rows.digest import DIGEST, digest
+from sp_bench.rows.digest import DIGEST, digests
 
-from .rows import commit, row
+from .rows import STARTED_AT, commit, row
 
 RESULTS = Path(sp_bench.__file__).parents[1] / "results"
 CAMPAIGNS = sorted(path for path in RESULTS.iterdir() if (path / "packed.parquet").exists())
@@ -138,10 +139,36 @@ def test_the_digest_depends_neither_on_packing_nor_on_columns_that_come_later(tm
     after, problems = store.read(tmp_path)
     assert problems == []
     assert after[DIGEST].to_pylist() == before[DIGEST].to_pylist()
-    for each in packed.table(tmp_path).drop_columns([packed.FILE_NAME]).to_pylist():
-        later = {"a_new_column": None, "environment": each["environment"] | {"a_new_field": None}}
-        assert digest(each) == digest(each | later) == each[DIGEST]
-        assert digest(each) != digest(each | {"duration_s": 4.0})
+    table = packed.table(tmp_path).drop_columns([packed.FILE_NAME])
+    written = table[DIGEST].to_pylist()
+    environments = pa.array([each | {"a_new_field": None} for each in table["environment"].to_pylist()])
+    place = table.schema.get_field_index("environment")
+    later = table.set_column(place, "environment", environments).append_column("a_new_column", pa.nulls(3))
+    assert digests(table) == digests(later) == written
+    place = table.schema.get_field_index("duration_s")
+    assert not {*digests(table.set_column(place, "duration_s", pa.array([4.0] * 3)))} & {*written}
+
+
+def test_the_digest_is_of_the_row_as_json_with_sorted_keys_and_without_nulls():
+    """The text is made column by column; all rows that were ever committed were hashed so."""
+    kinds = {
+        "floats": [[0.1, 1e-7, 5.0], None, []], "nested": [[[1.0], []], [[2.0, 3.0]], None],
+        "text": ['"é', None, "null"],
+        "structs": [[{"b": 1, "a": None}, {"b": None, "a": True}], None, []], "at": [STARTED_AT, None, STARTED_AT],
+        "count": [1, 2, None], "struct": [{"b": "x", "a": [{"c": 1.5}]}, None, {"b": None, "a": None}],
+    }  # fmt: skip
+    pairs = pa.array([[("b", 1.5), ("a", None)], None, []], pa.map_(pa.string(), pa.float64()))
+    table = pa.table(kinds | {"pairs": pairs})
+
+    def without_nulls(value):
+        if isinstance(value, dict):
+            return {key: without_nulls(each) for key, each in value.items() if each is not None}
+        return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+    for start in range(3):  # of a slice too
+        rows = [without_nulls(each) for each in table.slice(start).to_pylist()]
+        texts = [json.dumps(each, sort_keys=True, separators=(",", ":"), default=str) for each in rows]
+        assert digests(table.slice(start)) == [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
 def test_a_copy_under_another_name_is_no_further_replicate(tmp_path):
