@@ -1,6 +1,8 @@
 """Numbers as text: three significant digits, binary byte units, a dash for unknown. Text for Markdown and CSV."""
 
 import re
+from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 MISSING = "\N{EN DASH}"
@@ -54,6 +56,23 @@ def gib(value: float) -> str:
 def counted(quantity: int, noun: str) -> str:
     """1 row, 2 rows."""
     return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
+
+
+def text_table(heads: Sequence[str], lines: Sequence[Sequence[Any]], width: int | None, **look: Any) -> str:
+    """A table as tabulate prints it, with its options `look`. Where it is wider than `width` columns, each line is a
+    record: its values after their heads. width: None for any."""
+    from tabulate import tabulate
+
+    table = tabulate(lines, heads, disable_numparse=True, **look)
+    if width is None or not lines or max(map(len, table.splitlines())) <= width:
+        return table
+    texts = (
+        "; ".join(": ".join(filter(None, (head, str(value)))) for head, value in zip(heads, line, strict=True) if value)
+        for line in lines
+    )
+    return "\n".join(
+        fill(text, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False) for text in texts
+    )
 
 
 def csv_value(value: Any) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 from sp_bench.cli.options import AsJson, ConfigDir, named_campaigns
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.driver.progress import working
+from sp_bench.driver.progress import terminal_width, working
 
 Rows = Annotated[
     list[Path] | None,
@@ -84,12 +84,12 @@ def project(
             if as_json:
                 print(json.dumps([each.as_json() for each in found], indent=1))
                 return
-            print(advice.table(found))
+            print(advice.table(found, terminal_width()))
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
     if found:
-        print(f"\n{advice.evidence(found)}")
-    print(f"\n{advice.errors(fit)}\n\n{advice.ASSUMPTIONS}")
+        print(f"\n{advice.evidence(found, terminal_width())}")
+    print(f"\n{advice.errors(fit, terminal_width())}\n\n{advice.ASSUMPTIONS}")
 
 
 def advise(

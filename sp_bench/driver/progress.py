@@ -40,6 +40,12 @@ def console() -> Console:
     return terminal if terminal.is_terminal else Console(width=LINES_WIDTH)
 
 
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None: a file or a pipe, which get tables whatever their width."""
+    terminal = Console()
+    return terminal.width if terminal.is_terminal else None
+
+
 def composing(points: Sequence[Any]) -> Iterator[Any]:
     """The points, with a count on stderr while Hydra composes them."""
     stderr = Console(stderr=True)

@@ -10,13 +10,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from tabulate import tabulate
-
 from sp_bench import hardware, kernels, methods
 from sp_bench.attention.layouts import LayoutKind
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.driver.overrides import conf_file
+from sp_bench.driver.progress import terminal_width
+from sp_bench.formats import text_table
 
 HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # query heads, key/value heads
 SP_SIZES = (1, 2, 3, 4, 8, 16, 64)
@@ -151,7 +151,7 @@ takes packed documents.
 def show() -> None:
     """Print the table, each reason once, and the libraries that are missing here."""
     found, problems = all_methods()
-    print(table(found), end="")
+    print(table(found, terminal_width()), end="")
     reasons = dict.fromkeys(f"{each.name}: {each.refusal}" for each in found if each.refusal)
     missing = dict.fromkeys(each.missing_library for each in found if each.missing_library)
     headings = ("Where numbers are left out, such as", "Not installed here", "From outside, and not usable")
@@ -180,11 +180,11 @@ def as_json() -> list[dict[str, Any]]:
     ]
 
 
-def table(supports: Sequence[Support]) -> str:
-    """The table and the meaning of its columns as Markdown; the same on every machine."""
+def table(supports: Sequence[Support], width: int | None = None) -> str:
+    """The table and the meaning of its columns as Markdown; the same on every machine. width: as of `text_table`."""
     heads = [f"{kind} {query}/{kv}" for kind, (query, kv) in HEADS.items()]
     headings = ["method", "variant", "library", "moves", "kernels", *heads, "causal", "not causal", "CPU"]
-    rows = tabulate(map(_cells, supports), headings, tablefmt="github", disable_numparse=True)
+    rows = text_table(headings, [*map(_cells, supports)], width, tablefmt="github")
     return f"{rows}\n\n{LEGEND}"
 
 

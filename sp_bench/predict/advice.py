@@ -15,7 +15,7 @@ from sp_bench.analysis import words
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import head_split_reason
-from sp_bench.formats import GIB, counted, number, whole
+from sp_bench.formats import GIB, counted, number, text_table, whole
 from sp_bench.predict.fitted import OneRankStep
 from sp_bench.predict.projection import (
     SPEED,
@@ -429,7 +429,8 @@ def _share(band: float) -> str:
     return f"{band:.0%}" if math.isfinite(band) else "?"
 
 
-def table(found: Sequence[Candidate]) -> str:
+def table(found: Sequence[Candidate], width: int | None = None) -> str:
+    """The predictions. width: as of `text_table`."""
     heads = ("GPUs", "tokens", "method", "options", "step, s", "+-", "tokens/s/GPU", "peak GiB", "")
     lines = [
         (
@@ -446,10 +447,10 @@ def table(found: Sequence[Candidate]) -> str:
         for each in found
     ]
     right = ("right", "right", "left", "left", "right", "right", "right", "right", "left")
-    return tabulate(lines, heads, disable_numparse=True, colalign=right)
+    return text_table(heads, lines, width, colalign=right)
 
 
-def evidence(found: Sequence[Candidate]) -> str:
+def evidence(found: Sequence[Candidate], width: int | None = None) -> str:
     """Which training steps the predictions rest on, by their options."""
     heads = ("rests on training steps with", "cells", "tokens", "GPUs", "campaigns", "error is that of")
     of_options = {in_words(step_options(each.config)): each.rests_on for each in found}
@@ -464,7 +465,7 @@ def evidence(found: Sequence[Candidate]) -> str:
         )
         for options, cells in sorted(of_options.items())
     ]
-    return tabulate(lines, heads, disable_numparse=True, colalign=("left", *["right"] * 3, "left", "left"))
+    return text_table(heads, lines, width, colalign=("left", *["right"] * 3, "left", "left"))
 
 
 _OF = {True: "all options", False: "other options: these have one length"}
@@ -508,13 +509,13 @@ def _given(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def errors(fit: Fit) -> str:
+def errors(fit: Fit, width: int | None = None) -> str:
     """The errors of predictions for rows that were left out of the fit."""
     heads = ("left out of the fit", "cells", "median error", "9 of 10 within", "largest", "which")
     lines = [
         (e.what, len(e.errors), f"{e.median:.1%}", f"{e.of_most:.1%}", f"{e.largest:.1%}", e.worst) for e in fit.errors
     ]
-    return tabulate(lines, heads, disable_numparse=True, colalign=("left", *["right"] * 4, "left"))
+    return text_table(heads, lines, width, colalign=("left", *["right"] * 4, "left"))
 
 
 def _require_kernel(fit: Fit, kernel: str) -> None:

@@ -92,6 +92,22 @@ def in_a_terminal(folder: Path, *words: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
 
 
+@pytest.mark.parametrize(
+    ("words", "record"),
+    [
+        (("methods",), "method: ulysses; library: sp_bench; moves: all_to_all; kernels: all;"),
+        (("project", "--gpus", "16", "--seq-len", "262144"), "GPUs: 16; tokens: 262,144; method: ring over 2;"),
+    ],
+)
+def test_a_table_that_is_wider_than_the_terminal_is_a_record_a_line_and_breaks_no_word(tmp_path, words, record):
+    lines = re.split(r"[\r\n]+", in_a_terminal(tmp_path, *words))
+    (place,) = (i for i, line in enumerate(lines) if record in line)
+    following = [lines[place], *lines[place + 1 :]]
+    end = next(i for i, line in enumerate(following[1:], 1) if not line.startswith("    "))
+    assert max(map(len, following[1:end])) <= 100
+    assert "|" not in lines[place]
+
+
 def test_the_live_panel_shows_counts_what_is_left_and_the_eta(tmp_path):
     # with a launch each, so that the panel is seen between them
     words = ("method=single", "sp_size=1", "seq_len=96,97", *SMALL, "--no-report")
