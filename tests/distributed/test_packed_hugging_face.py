@@ -119,8 +119,8 @@ def check_sdpa_under_ulysses(rank: int, engine: str) -> None:
     ours = replace(config, method=MethodConfig("ulysses"), engine=EngineConfig())
     real = TrialConfig.attention_shape
 
-    def without_documents(config: TrialConfig, seq_len: int) -> AttentionShape:
-        return replace(real(config, seq_len), documents=())
+    def without_documents(config: TrialConfig, seq_len: int, *kind: Any) -> AttentionShape:
+        return replace(real(config, seq_len, *kind), documents=())
 
     right = losses(ours)
     with mock.patch.object(TrialConfig, "attention_shape", without_documents):
