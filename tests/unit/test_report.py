@@ -309,15 +309,16 @@ def trained(step: tuple[str, float], **changes: Any) -> dict[str, Any]:
     )
 
 
-def one_of(sp_size: int) -> dict[str, Any]:
+def one_of(sp_size: int, **columns: Any) -> dict[str, Any]:
     """One real rank of so many."""
     world = {"world": "one_rank", "link": {"name": "nvlink"}}
     config = json.dumps({"hardware": {"name": "h200", "device": "cuda"}, **world})
-    return on_gpus(sp_size=sp_size, config=config) | {"evidence": "one_rank", "link": "nvlink"}
+    return on_gpus(sp_size=sp_size, config=config, **columns) | {"evidence": "one_rank", "link": "nvlink"}
 
 
 def test_all_figures_are_drawn_at_both_widths_and_alone() -> None:
-    found = cells_of([*campaign(), one_of(8), one_of(64)])
+    under_windows = [one_of(8, **method, window=window) for method in ({}, ULYSSES) for window in (128, 4096)]
+    found = cells_of([*campaign(), one_of(8), one_of(64), *under_windows])
     made = settings(found)
     for column in (1, 2):
         drawings = draw(made, found, Look(column=column))
