@@ -1,0 +1,157 @@
+"""Which libraries compute windows and sinks under sequence parallelism: docs/WINDOWS.md's table, where a CPU can tell.
+
+Tiny models of transformers with windows, 2 gloo ranks, fp32, against one process with the models' own masks. A library
+that computes what a model without a window would is said to ignore it. The flash kernels are a stand-in: these tests
+show which tokens they would get, and say nothing about the kernels.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import flash_attn_stand_in
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+from torch import Tensor
+
+from sp_bench.config.windows import Window
+from sp_bench.hardware import package_versions
+from sp_bench.kernels import math
+from sp_bench.methods._ring_flash_attn import load
+
+S, WINDOW = 32, 5
+TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
+IGNORED, SAME = 0.02, 1e-4  # relative errors of logits: of another mask, and of rounding
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [each for each in packages if each not in package_versions()]
+    return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed")
+
+
+def model_of(kind: str, window: int, implementation: str) -> Any:
+    """A tiny model of transformers whose layers have windows: of gpt-oss and Gemma the first, of Mistral both."""
+    import transformers
+
+    torch.manual_seed(0)
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1} if kind == "GptOss" else {}
+    made = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")
+    layers = {} if kind == "Mistral" else {"layer_types": ["sliding_attention", "full_attention"]}
+    config = made(**TINY, **experts, **layers, sliding_window=window)
+    return getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation=implementation)
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, 64, (1, S), generator=torch.Generator().manual_seed(1))
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+def check_deepspeed_ignores(rank: int, kind: str) -> None:
+    import deepspeed  # pyright: ignore[reportMissingImports]
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
+        UlyssesSPAttentionHF,
+    )
+
+    with mock.patch.object(deepspeed.ops, "__compatible_ops__", {}):  # else it builds a C++ extension for its messages
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+    positions = torch.arange(S)[None]
+    with torch.no_grad():
+        windowed, full = (
+            model_of(kind, window, "eager").train()(tokens(), position_ids=positions).logits for window in (WINDOW, S)
+        )
+    assert relative(full, windowed) > IGNORED  # else nothing is shown
+    model = model_of(kind, WINDOW, "sdpa").train()
+    UlyssesSPAttentionHF.register_with_transformers(
+        model, core_attn_implementation="sdpa", sequence_parallel_size=2, micro_batch_size=1, seq_length=S
+    )
+    mine = slice(rank * S // 2, (rank + 1) * S // 2)
+    with torch.no_grad():
+        got = model(tokens()[:, mine], position_ids=positions[:, mine]).logits
+    assert relative(got, full[:, mine]) < SAME
+    assert rank == 0 or relative(got, windowed[:, mine]) > IGNORED
+
+
+@needs("transformers", "accelerate", "deepspeed")
+@pytest.mark.parametrize("kind", ["Gemma3", "Mistral"])
+def test_deepspeeds_ulysses_ignores_the_window_on_sdpa_and_says_nothing(kind: str) -> None:
+    run(2, check_deepspeed_ignores, kind)
+
+
+@needs("transformers", "accelerate", "deepspeed")
+def test_gpt_oss_has_no_sdpa_and_deepspeeds_ulysses_no_eager() -> None:
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
+        UlyssesSPAttentionHF,
+    )
+
+    with pytest.raises(ValueError, match=r"does not support an attention implementation through.*scaled_dot_product"):
+        model_of("GptOss", WINDOW, "sdpa")
+    model = model_of("GptOss", WINDOW, "eager")
+    with (
+        mock.patch("deepspeed.runtime.sequence_parallel.parallel_state_sp.initialize_sequence_parallel"),
+        pytest.raises(ValueError, match="eager attn_implementation isn't currently supported"),
+    ):
+        UlyssesSPAttentionHF.register_with_transformers(
+            model, core_attn_implementation="eager", sequence_parallel_size=2, micro_batch_size=1, seq_length=S
+        )
+
+
+@needs("transformers", "accelerate")
+@pytest.mark.parametrize("kind", ["Gemma3", "Mistral", "GptOss"])
+def test_accelerates_context_parallelism_refuses_models_with_windows(kind: str) -> None:
+    from accelerate.big_modeling import _attach_context_parallel_hooks  # pyright: ignore[reportMissingImports]
+
+    with pytest.raises(ValueError, match="does not support attention layers of type"):
+        _attach_context_parallel_hooks(model_of(kind, WINDOW, "eager"))
+
+
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """flash-attn's function with its windows, where -1 is no limit and a causal mask ends at the token itself."""
+    left, right = options["window_size_left"], 0 if options["causal"] else options["window_size_right"]
+    far = q.shape[1] + k.shape[1]
+    window = Window(far if left < 0 else left, far if right < 0 else right)
+    out, lse = math.forward(q, k, v, causal=False, scale=options["softmax_scale"], window=window)
+    return out, lse, torch.empty(0), torch.empty(2, dtype=torch.int64)
+
+
+@contextmanager
+def flash_with_windows(module: str) -> Iterator[Any]:
+    flash_attn_stand_in.install()
+    load()
+    library = importlib.import_module(module)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool,
+                window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: Any,
+                return_softmax: bool) -> Any:  # fmt: skip
+        return flash_forward(q, k, v, softmax_scale=softmax_scale, causal=causal, window_size_left=window_size_left,
+                             window_size_right=window_size_right)  # fmt: skip
+
+    with mock.patch.object(library, "_flash_attn_forward", forward):
+        yield library
+
+
+def check_ring_flash_attn_is_wrong(rank: int) -> None:
+    """Each block gets the window as if it were the queries' own, so that keys of the rank before are seen at the wrong
+    distance. With a window as long as the sequence the same call is right."""
+    q, k, v = torch.randn(3, 1, S, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mine = slice(rank * S // 2, (rank + 1) * S // 2)
+    with flash_with_windows("ring_flash_attn.ring_flash_attn") as library:
+        for window, wrong in ((WINDOW, True), (None, False)):
+            sides = (-1, -1) if window is None else (window - 1, 0)
+            got = library.ring_flash_attn_func(*(x[:, mine] for x in (q, k, v)), causal=True, window_size=sides)
+            want, _ = math.forward(q, k, v, causal=False, scale=8**-0.5, window=Window((window or S) - 1, 0))
+            error = relative(got, want[:, mine])
+            assert error > 0.1 if wrong and rank else error < SAME, (rank, window, error)
+    dist.barrier()
+
+
+@needs("ring-flash-attn")
+def test_ring_flash_attn_does_not_shift_the_window_from_block_to_block() -> None:
+    run(2, check_ring_flash_attn_is_wrong)
