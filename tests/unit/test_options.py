@@ -94,7 +94,7 @@ HAS_A_REASON = {
     *(
         "report/figures/steps.py",
         "report/figures/over_ranks.py",
-        "report/explorer/__init__.py",
+        *("report/explorer/__init__.py", "report/explorer/verdicts.py"),  # like is compared with like
         "report/figures/windows.py",
         "report/figures/style.py",
         "report/figures/traffic.py",
