@@ -22,7 +22,7 @@ from sp_bench.analysis.settings import (
     Setting,
 )
 from sp_bench.config.conf_files import num_layers
-from sp_bench.config.trial import TRAINING
+from sp_bench.config.trial import NO_DELAY, TRAINING
 from sp_bench.formats import counted, whole
 
 COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (
@@ -117,16 +117,17 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
     heads, kv_heads, head_dim, _, hardware = shape
     caption = (
         f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal, "
-        "forward and backward. The faster of Ulysses and the ring, and how many times as long the other takes; another "
-        "method where it leads both."
+        "forward and backward. Each entry names the faster of Ulysses and the ring, then the other's time over its time. "
+        "A third method is named where it beats both."
     )
     return Grid(caption, columns, tuple(lines))
 
 
 def _is_whole(cell: Cell) -> bool:
-    """Whether a cell is of causal attention, forward and backward, or of a step of the whole model."""
+    """Whether a cell is of causal attention, forward and backward, or of a step of the whole model, with messages that
+    take time."""
     asked = cell.asked
-    if not asked["causal"] or asked["pass_kind"] == "forward":
+    if not asked["causal"] or asked["pass_kind"] == "forward" or words.link(cell.options) == NO_DELAY:
         return False
     return asked["workload"] not in TRAINING or asked["num_layers"] in (None, num_layers(asked["model"]))
 
@@ -167,9 +168,11 @@ def _by_evidence(found: Difference) -> tuple[Any, ...]:
 def _alike(best: Difference, others: Iterable[Difference]) -> Iterable[float]:
     """Ratios of other runs of the same two methods, with the same one below."""
     for other in others:
-        if kind(other.fast) == kind(best.fast) and other.ratio:
+        if not other.ratio:
+            continue
+        if (kind(other.fast), kind(other.slow)) == (kind(best.fast), kind(best.slow)):
             yield other.ratio
-        elif other.ratio:
+        elif (kind(other.slow), kind(other.fast)) == (kind(best.fast), kind(best.slow)):
             yield 1 / other.ratio
 
 
@@ -178,11 +181,11 @@ def _shape(cell: Cell) -> tuple[Hashable, ...]:
 
 
 def _size(cell: Cell) -> str:
-    """4 GPUs, 131,072; 8 GPUs, 131,072, one rank."""
+    """4 GPUs, 131,072; 8 GPUs, 131,072, modelled."""
     length = whole(cell.asked["seq_len"])
     if cell.all_ranks_were_there:
         return f"{words.processors(cell)}, {length}"
-    return f"{whole(cell.asked['world_size'])} GPUs, {length}, one rank"
+    return f"{whole(cell.asked['world_size'])} GPUs, {length}, modelled"
 
 
 def _column(cell: Cell) -> tuple[str, str]:

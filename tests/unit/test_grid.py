@@ -79,7 +79,7 @@ def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
     found = grid_of(*rows)
     assert markdown(found).splitlines()[2:] == [
         "| 2 GPUs, 1,024 | cuDNN: **Ulysses 1.10x [1.10, 1.10]** A |",
-        "| 8 GPUs, 1,024, one rank | \N{WHITE CIRCLE} 64/8 heads, cuDNN: Ulysses 1.040x<br>"
+        "| 8 GPUs, 1,024, modelled | \N{WHITE CIRCLE} 64/8 heads, cuDNN: Ulysses 1.040x<br>"
         "\N{WHITE CIRCLE} cuDNN: within 3%, Ulysses 1.020x |",
     ]
     brief = grid(settings(cells_of([row for each in rows for row in each])), of_one_shape=True)
