@@ -117,8 +117,8 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
     heads, kv_heads, head_dim, _, hardware = shape
     caption = (
         f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal, "
-        "forward and backward. Each entry names the faster of Ulysses and the ring, then the other's time over its time. "
-        "A third method is named where it beats both."
+        "forward and backward. Each entry names the faster of Ulysses and the ring, then the other's time over its "
+        "time. A third method is named where it beats both."
     )
     return Grid(caption, columns, tuple(lines))
 
