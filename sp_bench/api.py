@@ -59,6 +59,7 @@ def ratios(folders: Sequence[str | Path], slow: str, fast: str) -> pd.DataFrame:
         interval = found.paired.interval if found.paired else None
         lines.append(
             {name: place.first.asked[name] for name in RATIO_COLUMNS}
+            | {"link": words.link(place.first.options) or None, "num_nodes": place.first.options["num_nodes"]}
             | {"pack": place.first.name.pack}
             | {"recomputed": place.first.options["workload.activation_checkpointing"]}
             | {"slow": words.method(over), "fast": words.method(under), "ratio": found.ratio}
