@@ -183,9 +183,11 @@ class Cell:
         return {_launch(row): row for row in self.measured}
 
     def of_launches(self, column: str) -> dict[Launch, float]:
-        """A column's value for each launch, by the keys of `step_ms`; the median if the column has samples."""
+        """A column's value for each launch that has one, by the keys of `step_ms`; the median if the column has
+        samples."""
         known = {key: row[column] for key, row in self.launches.items() if row[column] is not None}
-        return {key: float(median(v)) if isinstance(v, Iterable) else float(v) for key, v in known.items()}
+        samples = {key: list(v) if isinstance(v, Iterable) else [v] for key, v in known.items()}
+        return {key: float(median(each)) for key, each in samples.items() if each}
 
     def middle(self, column: str) -> float | None:
         """A column's median over the replicates, or over their medians if the column has samples."""

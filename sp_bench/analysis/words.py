@@ -388,7 +388,8 @@ def _method_parts(cell: "Cell", but: Sequence[str] = ()) -> list[str]:
     for path in _OF_METHOD:
         value = cell.options.get(path)
         if value is not None and value != BY_PATH[path].none_means:
-            parts.append(_rings(value, asked["sp_size"]) if path == _INNER_RING else _in_words(path, value))
+            is_split = path == _INNER_RING and value and asked["sp_size"]  # any row may lack its size, or have 0
+            parts.append(_rings(value, asked["sp_size"]) if is_split else _in_words(path, value))
     placed = ("method.name", "kernel.name", *_OF_METHOD, *(() if cell.name.pack is None else ("seed",)), *but)
     for path, value in cell.name.series_values.items():
         if value is not None and path not in placed:

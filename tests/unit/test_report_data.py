@@ -29,7 +29,7 @@ from sp_bench.report.cards import caveats
 from sp_bench.report.setting_tables import tables
 from sp_bench.rows import store
 
-from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
+from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row, selection_of
 from .rows import cells_of as in_memory
 
 OTHER_ENV = "0000000f"
@@ -226,6 +226,16 @@ def test_kernels_of_a_library_never_share_a_line_even_on_different_numbers_of_ra
 def test_versions_of_a_library_never_share_a_line(tmp_path: Path) -> None:
     rows = [row(method="ring_flash_attn", implementation=f"ring-flash-attn==0.1.{n}", sp_size=n) for n in (2, 4)]
     assert len({c.series for c in cells_of(commit(rows, tmp_path))}) == 2
+
+
+@pytest.mark.parametrize("odd", [{"compute_only_step_ms": []}, {"comm_only_step_ms": []}, {"inner_ring_degree": 0}])
+def test_a_row_without_samples_or_with_rings_of_no_rank_has_its_place_on_the_page(
+    tmp_path: Path, monkeypatch, odd
+) -> None:
+    monkeypatch.setattr(reports, "draw", lambda *arguments: [])
+    rows = [row(method="double_ring", config=None, **odd), row(method="ulysses", ulysses_degree=2, ring_degree=1)]
+    monkeypatch.setattr(reports, "select", lambda *arguments, **options: selection_of(rows))
+    assert build([commit(rows, tmp_path / "c")], tmp_path / "page").page.exists()
 
 
 def test_provenance_says_where_numbers_come_from_in_one_sentence(tmp_path: Path) -> None:
