@@ -127,10 +127,10 @@ def check_mistakes_are_refused() -> None:
 def _with_documents(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Callable[..., object]:
     real = train.open_attention
 
-    def opened(config: TrialConfig, seq_len: int, mesh) -> object:
+    def opened(config: TrialConfig, seq_len: int, mesh, kind: str | None = None) -> object:
         wrong = change(config.documents(seq_len))
         with mock.patch.object(TrialConfig, "documents", return_value=wrong):
-            return real(config, seq_len, mesh)
+            return real(config, seq_len, mesh, kind)
 
     return opened
 
