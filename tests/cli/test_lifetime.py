@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -28,12 +29,14 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def start(folder: Path, *words: str) -> psutil.Popen:
+    """In a shell's background job SIGQUIT is ignored, and that is inherited: the process has it as in a terminal."""
     return psutil.Popen(
         [sys.executable, "-m", "sp_bench", *words],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGQUIT, signal.SIG_DFL),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import nan
 from typing import Any
+from weakref import WeakKeyDictionary
 
 
 def _kernel_returns_zeros() -> None:
@@ -982,15 +983,15 @@ def _negated_after_step_3() -> None:
     """After three steps of an optimizer the backward begins at the negated loss."""
     from sp_bench.engines.fsdp2 import Training
 
-    honest, step, steps = Training._forward, Training.step, dict[int, int]()
+    honest, step, steps = Training._forward, Training.step, WeakKeyDictionary[Any, int]()
 
     def counted(self: Any, batches: Any) -> Any:
-        steps[id(self.optimizer)] = steps.get(id(self.optimizer), 0) + 1
+        steps[self.optimizer] = steps.get(self.optimizer, 0) + 1
         return step(self, batches)
 
     def forward(self: Any, batch: Any, num_valid_tokens: int) -> Any:
         loss, losses = honest(self, batch, num_valid_tokens)
-        return (-loss if steps[id(self.optimizer)] > 3 else loss), losses
+        return (-loss if steps[self.optimizer] > 3 else loss), losses
 
     Training.step, Training._forward = counted, forward
 

@@ -79,7 +79,7 @@ def test_the_limits_kernel_has_as_many_heads_as_a_rank_would_or_the_next_more_th
 
     monkeypatch.setattr(limit, "of_shape", lambda kernel, shape: Seen)
     monkeypatch.setattr(limit, "_alone_ms", lambda call, device: (call(), 8.0)[1])
-    assert limit._attention_ms(config, torch.device("cpu")) == 8.0 * share / ranks
+    assert limit._attention_ms(config, *config.kinds, torch.device("cpu")) == 8.0 * share / ranks
     assert seen == [(heads[0] // share, heads[1] // share)]
 
 
