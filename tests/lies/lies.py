@@ -583,9 +583,9 @@ def _kernel_called_twice() -> None:
     function: Any = autograd._Differentiable
     honest = function.forward
 
-    def forward(ctx: Any, attention: Any, causal: bool, scale: float, kept: Any, *qkv: Any) -> Any:
-        attention.forward(*qkv, causal=causal, scale=scale)
-        return honest(ctx, attention, causal, scale, kept, *qkv)
+    def forward(ctx: Any, attention: Any, causal: bool, scale: float, kept: Any, *inputs: Any) -> Any:
+        attention.forward(*inputs[:3], causal=causal, scale=scale)  # without sinks
+        return honest(ctx, attention, causal, scale, kept, *inputs)
 
     function.forward = staticmethod(forward)
 
