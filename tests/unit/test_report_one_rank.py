@@ -150,8 +150,10 @@ def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():
     (plot,) = windows.draw(cells_of(rows), Look())
     assert [*plot.data["ratio"]] == [9.0, 2.5, 0.8]
     assert [*plot.data["layout"]] == ["contiguous", "contiguous", "zigzag"]
-    assert set(plot.data["link"]) == {"nvlink, one host"}
-    assert "One real rank" in plot.caption
+    assert set(plot.data["link"]) == {"one rank, nvlink, one host"}
+    assert "one real rank" in plot.caption
     (axis,) = plot.figure.axes
     assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "4,096", "none"]
     assert windows.draw(cells_of(both()), Look()) == []
+    alone = [one(**ulysses, window=128), one(**ulysses), measured(**zigzag, window=128), measured(**zigzag)]
+    assert windows.draw(cells_of(alone), Look()) == []  # a measured ring is not held against a modelled Ulysses

@@ -1,6 +1,7 @@
 """What a window makes of Ulysses and the ring: how many times as long Ulysses takes, by window and link."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -8,9 +9,21 @@ from matplotlib.lines import Line2D
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.ratios import by_speed, pairs, ratio_of_pairs
 from sp_bench.config.trial import NO_DELAY
 from sp_bench.report.figures.panels import MOST_PANELS, PANEL_IN, grid, is_first, left_out, wrapped_title
-from sp_bench.report.figures.style import BLACK, GREY, Look, Plot, legend, plain_log, tokens, trial_ids
+from sp_bench.report.figures.style import (
+    BLACK,
+    GREY,
+    Look,
+    Plot,
+    is_hollow,
+    legend,
+    of_one_rank,
+    plain_log,
+    tokens,
+    trial_ids,
+)
 
 METHODS = ("ulysses", "ring")
 CAPTION = (
@@ -25,13 +38,10 @@ Panel = tuple[str, int, str]  # heads and kernel, tokens, link
 def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     """A panel for each head shape, kernel, length and link; a line for each number of ranks over windows, of which the
     last is none. Places without a window at any of its points are left out."""
-    found: dict[Panel, dict[int, dict[int | None, dict[str, Cell]]]] = {}
-    for cell in cells:
-        if _is_shown(cell):
-            of_place = found.setdefault(_panel(cell), {}).setdefault(cell.asked["sp_size"], {})
-            by_method = of_place.setdefault(cell.asked["window"], {})
-            known = by_method.get(_method(cell), cell)
-            by_method[_method(cell)] = min(known, cell, key=lambda each: each.median_step_ms or 0.0)
+    found: dict[Panel, dict[int, dict[int | None, list[Cell]]]] = {}
+    for cell in filter(_is_shown, cells):
+        of_place = found.setdefault(_panel(cell), {}).setdefault(cell.asked["sp_size"], {})
+        of_place.setdefault(cell.asked["window"], []).append(cell)
     lines = {
         panel: {size: ratios for size, windows in places.items() if len(ratios := _ratios(windows)) > 1}
         for panel, places in found.items()
@@ -50,7 +60,9 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         for size, ratios in sorted(places.items()):
             style: dict[str, Any] = {"marker": MARKERS[sizes.index(size) % len(MARKERS)]}
             at = [(windows.index(w), ratio) for w, (ratio, _) in ratios.items()]
-            (handle,) = axis.plot(*zip(*sorted(at), strict=True), color=BLACK, ms=3.5, lw=1, mfc="white", **style)
+            if is_hollow(next(iter(ratios.values()))[1][0]):
+                style |= {"mfc": "white", "ls": "--"}
+            (handle,) = axis.plot(*zip(*sorted(at), strict=True), color=BLACK, ms=3.5, lw=1, **style)
             handles.setdefault(f"{size} ranks", handle)
             for window, (ratio, pair) in ratios.items():
                 if not 1 / LABELLED < ratio < LABELLED:
@@ -68,20 +80,20 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel("Ulysses / ring")
     legend(figure, handles, look)
-    modelled = (
-        " One real rank, messages as the link's model says."
-        if not all(cell.all_ranks_were_there for cell in drawn)
-        else ""
-    )
-    caption = CAPTION + modelled + left_out(len(several) - MOST_PANELS)
+    caption = CAPTION + of_one_rank(drawn) + left_out(len(several) - MOST_PANELS)
     return [Plot("windows", "", figure, caption, pd.DataFrame(data))]
 
 
-def _ratios(windows: dict[int | None, dict[str, Cell]]) -> dict[int | None, tuple[float, tuple[Cell, Cell]]]:
-    """The ratio at each window where both methods ran, with their cells; nothing if there is no window among them."""
-    both = sorted((w for w, of in windows.items() if of.keys() >= set(METHODS)), key=_last_none)
-    pairs = {w: (windows[w]["ulysses"], windows[w]["ring"]) for w in both}
-    found = {w: ((a.median_step_ms or 0.0) / (b.median_step_ms or 1.0), (a, b)) for w, (a, b) in pairs.items()}
+def _ratios(windows: dict[int | None, list[Cell]]) -> dict[int | None, tuple[float, tuple[Cell, Cell]]]:
+    """The ratio at each window where both methods ran, with their cells; nothing if there is no window among them.
+
+    Of cells whose replicates pair, those with most pairs, and of these the fastest."""
+    found: dict[int | None, tuple[float, tuple[Cell, Cell]]] = {}
+    for window in sorted(windows, key=_last_none):
+        ulysses, rings = ([c for c in windows[window] if c.asked["method"] == name] for name in METHODS)
+        known = [(ratio, both) for both in product(ulysses, rings) if (ratio := ratio_of_pairs(*both))]
+        if known:
+            found[window] = min(known, key=lambda each: (-len(pairs(*each[1])), *map(by_speed, each[1][::-1])))
     return found if any(w is not None for w in found) else {}
 
 
@@ -89,15 +101,11 @@ def _is_shown(cell: Cell) -> bool:
     """Attention of one of the two, whose messages take time."""
     is_attention = cell.asked["workload"] == "attention" and words.link(cell.options) != NO_DELAY
     is_measured = cell.ok and bool(cell.median_step_ms) and not cell.waits_for_the_host
-    return is_measured and is_attention and _method(cell) in METHODS
+    return is_measured and is_attention and cell.asked["method"] in METHODS
 
 
 def _last_none(window: int | None) -> tuple[bool, int]:
     return window is None, window or 0
-
-
-def _method(cell: Cell) -> str:
-    return str(cell.asked["method"])
 
 
 def _panel(cell: Cell) -> Panel:
@@ -109,6 +117,6 @@ def _panel(cell: Cell) -> Panel:
 
 
 def _link(cell: Cell) -> str:
-    """The model of one real rank's messages or the fabric of all, and whether they leave a host."""
-    hosts = "over hosts" if (cell.asked["num_nodes"] or 1) > 1 else "one host"
-    return f"{words.link(cell.options) or cell.asked['fabric']}, {hosts}"
+    """The fabric of all ranks or the model of one real rank's messages, and whether they leave a host."""
+    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"one rank, {words.link(cell.options)}"
+    return f"{link}, {'over hosts' if (cell.asked['num_nodes'] or 1) > 1 else 'one host'}"
