@@ -6,6 +6,7 @@ replaces functions of the rank's process. What proves a trial must then end it w
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import nan
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -827,6 +828,11 @@ LIES: Mapping[str, Callable[[], None]] = {
 # checkpoints three, and take three steps.
 def _in_late_layers(change: Callable[[Any], object], first: int = 2) -> Callable[[], None]:
     """A lie of the layers from the third on: `change` gets each of FSDP2's decoder."""
+    return _of_late_layers(lambda blocks: [change(block) for block in blocks], first)
+
+
+def _of_late_layers(change: Callable[[list[Any]], object], first: int = 2) -> Callable[[], None]:
+    """The same for a lie about several of one model: `change` gets all of them."""
 
     def plant() -> None:
         from sp_bench.engines import fsdp2
@@ -835,8 +841,7 @@ def _in_late_layers(change: Callable[[Any], object], first: int = 2) -> Callable
 
         def start(*args: Any, **options: Any) -> Any:
             training = honest(*args, **options)
-            for block in list(training.decoder.blocks)[first:]:
-                change(block)
+            change(list(training.decoder.blocks)[first:])
             return training
 
         fsdp2.start = start
@@ -853,21 +858,20 @@ def _without_rope(block: Any) -> None:
 
 def _late_kv_of_another_layer() -> None:
     """The layers from the third on attend to the keys and values of the third."""
-    of_third: list[Any] = []
 
-    def change(block: Any) -> None:
-        honest, is_third = block._before, not of_third
-        of_third.append(None)
+    def change(blocks: list[Any]) -> None:
+        of_third: list[Any] = []
 
-        def before(x: Any, rope: Any) -> Any:
+        def before(x: Any, rope: Any, honest: Any, is_third: bool) -> Any:
             q, k, v = honest(x, rope)
             if is_third:
-                of_third[0] = k, v
-            return q, *of_third[0]
+                of_third[:] = k, v
+            return q, *of_third
 
-        block._before = before
+        for block in blocks:
+            block._before = partial(before, honest=block._before, is_third=block is blocks[0])
 
-    _in_late_layers(change)()
+    _of_late_layers(change)()
 
 
 def _half_the_gradient_through_kv(block: Any) -> None:
