@@ -218,11 +218,13 @@ def require_fall(fall: Fall, where: Prose) -> None:
 
 
 def nearer(first: Fall, second: Fall) -> Fall:
-    """The second fall, NEARER times as short, where the first was above its budget or that could tell nothing. Of its
-    error, half as much again as a third order leaves is in its budget. Where the error is hardly smaller than the
-    first, the budget is MAX_FALL_BUDGET at most: such a gradient is wrong, or another each time."""
+    """The second fall, over a way NEARER times as short, where the first was above its budget or that could tell
+    nothing. A third order shrinks with the square of the way, so half as much again as it leaves is in the budget.
+    Where a first error above its budget hardly shrinks, the budget is MAX_FALL_BUDGET at most: such a gradient is
+    wrong, or another each time."""
     budget = max(second.budget, min(1.5 * first.error / NEARER**2, MAX_FALL_BUDGET))
-    return second._replace(budget=budget if second.error <= first.error / 2 else min(budget, MAX_FALL_BUDGET))
+    shrinks = second.error <= first.error / 2 or first.error <= first.budget
+    return second._replace(budget=budget if shrinks else min(budget, MAX_FALL_BUDGET))
 
 
 def _size(x: Tensor) -> float:

@@ -319,7 +319,7 @@ def _check_changed(
     the element, or of the tensor's root mean square where the element is smaller: a last bit that rounds otherwise is
     as large a part of any element, and in absolute terms larger in a few large ones, which equal runs need not hit.
     Kernels that add up in any order often give equal bits, so two equal runs may hide it: where more changed outside,
-    up to 16 tell. If these show that it adds up gradients in any order, one rounding of any element may be another.
+    up to 16 tell. If these show that a gradient is added up in any order, any element of it may differ by a rounding.
 
     Raises:
         Incorrect: more changed outside, or less inside. Raised on every rank.
@@ -342,9 +342,9 @@ def _check_changed(
     while runs < 2 or (runs < 16 and not bool((outside[1] <= 2 * noise[1]).all())):
         runs, noise = runs + 1, noise.maximum(differences(_run_method(attention, inputs), everywhere))
     absolute, parts = zip(noise.tolist(), outside.tolist(), within.tolist(), strict=True)
-    one_rounding = torch.finfo(got[0].dtype).eps if any(parts[0][1:]) else 0.0
+    one_rounding = torch.finfo(got[0].dtype).eps
     for name, repeated, out, into in zip(TENSORS, *parts, strict=True):
-        rounded = 0.0 if name == TENSORS[0] else one_rounding
+        rounded = one_rounding if repeated and name != TENSORS[0] else 0.0
         if not out <= max(2 * repeated, rounded):
             raise Incorrect(
                 f"perturbed {changed.what}: {name} {changed.outside_words} changes by {out:.2e} of an element, and "

@@ -97,7 +97,7 @@ def run(job: Job) -> Measurement:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)
         measurement.arms_ms = arms.arms(opened, kernel, step, schedule, device)
     measurement.expected = methods.expected_work(config, config.seq_len, mesh.get_rank())
-    predicted = methods.attention_traffic(config, config.seq_len, mesh.get_rank() % config.sp_size)
+    predicted = methods.attention_traffic(config, config.seq_len, mesh.get_rank())
     if predicted is None:
         measurement.unpredicted = PHASES
     else:
