@@ -79,12 +79,13 @@ def _measure_gpus(arguments: list[str], *, as_json: bool) -> None:
     with progress.working() as say:
         health = examination.measure(configs[0], say)
     expected = examination.Rates(**fitted.rates_of(configs[0]))
+    wrong = examination.complaints(health, expected)
     if as_json:
-        found = health.as_json() | {"expected": asdict(expected), "wrong": examination.complaints(health, expected)}
+        found = health.as_json() | {"expected": asdict(expected), "wrong": wrong}
         print(json.dumps(found, indent=1))
     else:
-        examination.show(health, expected)
-    if examination.complaints(health, expected):
+        examination.show(health, expected, wrong)
+    if wrong:
         raise typer.Exit(1)
 
 

@@ -190,7 +190,8 @@ def show(
     The line of a failed trial names its trial_id. Exit codes: 0 shown, 2 no such trial.
     """
     from sp_bench.look import show as showing
+    from sp_bench.rows import store
 
-    campaigns = named_campaigns(folders) if folders else showing.campaigns_of(Path("results"))
+    campaigns = named_campaigns(folders) if folders else store.campaigns_of(Path("results"))
     for line in showing.lines(showing.find(trial, campaigns)):
         print(line)

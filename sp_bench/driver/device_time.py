@@ -5,6 +5,7 @@ committed GPU campaigns took half to twice as long as estimated. Shares of the p
 trials that compile take longer.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -69,10 +70,15 @@ def kind(config: TrialConfig, *, relies: bool) -> Kind:
 
 
 def measured(rows: Iterable[Mapping[str, Any]]) -> dict[Kind, Rates]:
-    """The rates of each kind among rows, which need COLUMNS: the median share, and the mean of what is beside."""
+    """The rates of each kind among rows, which need COLUMNS: the median share, and the mean of what is beside. Rows
+    without all of these numbers do not count."""
     found: dict[Kind, list[Rates]] = defaultdict(list)
     for row in rows:
-        if row["status"] != "ok" or None in (row["hfu"], row["duration_s"], row["median_step_ms"], row["window_ms"]):
+        needed = [row[name] for name in ("hfu", "duration_s", "median_step_ms", "warmup_steps")]
+        needed += row["window_ms"] or [None]
+        if row["status"] != "ok" or not all(number is not None and math.isfinite(number) for number in needed):
+            continue
+        if row["hfu"] <= 0:
             continue
         other_steps = row["warmup_steps"] + (0 if row["single_step"] else OTHER_STEPS)
         steps_s = (max(row["window_ms"]) + other_steps * row["median_step_ms"]) / 1e3

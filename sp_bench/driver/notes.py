@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,14 @@ def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> lis
 def _device_time(
     left: Sequence[Trial], searches: Sequence[Searching], machine: Machine, settings: CampaignConfig
 ) -> list[str]:
-    """Estimates how long the remaining trials and searches keep GPUs busy, from the rows under results_root. Without
-    GPUs here, as on a login node, it counts the trials that a machine with GPUs could run."""
+    """Estimates how long the remaining trials and searches keep GPUs busy. Without GPUs here, as on a login node, it
+    counts the trials that a machine with GPUs could run. `plan` asks the rows under results_root how long such trials
+    took; a run does not wait for that."""
     cells = {trial.cell_id: trial.config for trial in left if trial.config.hardware.device == "cuda"}  # fewer
     refused = {cell_id: machine.refusal(config) for cell_id, config in cells.items()}
     runnable = [trial for trial in left if refused.get(trial.cell_id, "on a CPU") is None]
-    known = device_time.measured(_rows(Path(settings.results_root))) if runnable else {}
+    asks = runnable and settings.plan_only
+    known = device_time.measured(_rows(Path(settings.results_root))) if asks else {}
     times = (
         device_time.trial_time(
             trial.config, machine.device_name, relies=proven.is_likely(trial, settings.proof), known=known
@@ -199,6 +202,7 @@ def _device_time(
 
 
 def _rows(results: Path) -> Iterator[Mapping[str, Any]]:
-    """Of all campaigns."""
-    for folder in sorted(path for path in results.iterdir() if path.is_dir()) if results.is_dir() else ():
-        yield from store.read(folder, device_time.COLUMNS)[0].to_pylist()
+    """The rows of all campaigns that can be read: another's folder does not end a plan."""
+    for folder in store.campaigns_of(results):
+        with suppress(OSError):
+            yield from store.read(folder, device_time.COLUMNS)[0].to_pylist()

@@ -32,10 +32,10 @@ class CannotStart(ConfigError):
             errno.EAGAIN: "raise the limit of processes (ulimit -u, or the cgroup's pids.max)",
             errno.ENOMEM: "free some of this machine's memory",
             errno.EMFILE: "raise the limit of open files (ulimit -n)",
-        }.get(error.errno or 0, f"see that {program} runs")
+        }.get(error.errno or 0, f"check that {program} can be executed")
         super().__init__(
-            f"{program} cannot be started as rank {rank}: {error.strerror or error}; {way_out}, then go on with "
-            "sp-bench resume and the same words"
+            f"{program} cannot be started as rank {rank}: {error.strerror or error}; {way_out}, then run "
+            "the same words again"
         )
 
 

@@ -154,7 +154,7 @@ def of_record(host: str, names: Sequence[str], record: Mapping[str, Any]) -> Hea
 
 def complaints(health: Health, expected: Rates) -> list[str]:
     """What is wrong, each with the device or the host: a rate that is over 10% below the expected one or the median of
-    the others of this host, a power limit below the usual one, a slowdown for heat or power, a rank that failed."""
+    all of this host, a power limit below the usual one, a slowdown for heat or power, a rank that failed."""
     return [f"{words}, on {health.host}" for words in _complaints(health, expected)]
 
 
@@ -185,7 +185,7 @@ def _complaints(health: Health, expected: Rates) -> Iterator[str]:
 
 
 def _slow(measured: Mapping[Key, float], reference: float | None) -> dict[Key, float]:
-    """Who is over 10% below the reference, or the median of all -> which of the two, the larger."""
+    """Who is over 10% below the reference, or the median of all -> the larger of these two."""
     usual = max(reference or 0.0, statistics.median_high(measured.values()) if measured else 0.0)
     return {key: usual for key, rate in measured.items() if rate * MAX_UNEVEN < usual}
 
@@ -194,9 +194,8 @@ def _below(rate: float, usual: float, unit: float, name: str) -> str:
     return f"{rate / unit:,.0f} {name}, {1 - rate / usual:.0%} below {usual / unit:,.0f}"
 
 
-def show(health: Health, expected: Rates) -> None:
-    """Print a line a device, what the rates were held against, and the verdict."""
-    wrong = complaints(health, expected)
+def show(health: Health, expected: Rates, wrong: Sequence[str]) -> None:
+    """Print a line a device, what the rates were held against, and the verdict: its `complaints`."""
     table = Table(box=None, pad_edge=False)
     table.add_column("device", no_wrap=True)
     for heading in (

@@ -26,11 +26,6 @@ REPEATED = "campaign=repeated"  # a campaign of its own: the repeated row joins 
 Found = tuple[Path, RowName]  # campaign and row
 
 
-def campaigns_of(root: Path) -> list[Path]:
-    """The folders below a folder of results; none if there is no such folder."""
-    return sorted(path for path in root.glob("[!._]*") if path.is_dir())
-
-
 def find(trial: str, campaigns: Sequence[Path]) -> list[Found]:
     """The rows of the trial whose trial_id begins with `trial`, the oldest file first.
 

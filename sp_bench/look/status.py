@@ -208,7 +208,7 @@ def lines(found: Overview) -> Iterator[str]:
             at_work = f"gave no sign of life for {duration(each.quiet_s)}; the next run takes it over"
         yield f"  trial {each.trial_id}: {at_work}, process {each.pid} on {each.host}"
     if sum(found.counts.values()) > MAX_CHECKED:
-        yield f"  over {MAX_CHECKED:,} rows: damage and time spent are not looked at here; report does it"
+        yield f"  over {MAX_CHECKED:,} rows: damage and time spent are in `sp-bench report` alone"
     for failure in found.failures:
         trials = " ".join(failure.trials[:3]) + (" ..." if len(failure.trials) > 3 else "")
         yield f"  {len(failure.trials)} {failure.status}: {_short(failure.reason)} (trial {trials})"

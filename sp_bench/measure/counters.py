@@ -83,13 +83,16 @@ class DeviceCounters:
 
 _UNANSWERED = tuple(
     pynvml.nvmlExceptionClass(code)
-    for code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_DEPRECATED)
+    for code in (
+        *(pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_DEPRECATED),
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # an older driver
+    )
 )
 
 
 def _supported(query: Callable[[], T]) -> T | None:
-    """The answer to `query`, or None if the device does not support it, denies it or calls it obsolete. Other errors
-    are raised."""
+    """The answer to `query`, or None if the driver does not support it, denies it, lacks it or calls it obsolete.
+    Other errors are raised."""
     try:
         return query()
     except _UNANSWERED:

@@ -69,7 +69,7 @@ def _measure(config: TrialConfig, rank: int, folder: Path) -> None:
     enter("attention")
     mine |= _attention(config, device)
     enter("messages between pairs")
-    pairs = [_pair(config, pair, device) for pair in itertools.combinations(range(config.world_size), 2)]
+    pairs = [_pair(pair, device) for pair in itertools.combinations(range(config.world_size), 2)]
     enter("messages between all")
     mine |= {"all_ms": _all(config, device) if config.world_size > 1 else None, "pair_ms": pairs}
     of_ranks: list[Any] = [None] * config.world_size
@@ -133,7 +133,7 @@ def _settled_ms(step: Callable[[], object], device: torch.device) -> float:
     return statistics.median(time_steps(step, REPETITIONS, device)[0])
 
 
-def _pair(config: TrialConfig, pair: Sequence[int], device: torch.device) -> float | None:
+def _pair(pair: Sequence[int], device: torch.device) -> float | None:
     """ms in which this rank and the other of its pair send each other a message; None for all other ranks, which wait.
     One pair at a time, so that a slow link slows no other."""
     found = None

@@ -434,3 +434,8 @@ def _same_kind(found: pa.DataType, wanted: pa.DataType) -> bool:
         lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
     )
     return pa.types.is_null(found) or any(of_kind(found) and of_kind(wanted) for of_kind in kinds)
+
+
+def campaigns_of(root: Path) -> list[Path]:
+    """The folders below a folder of results; none if there is no such folder."""
+    return sorted(path for path in root.glob("[!._]*") if path.is_dir())
