@@ -47,10 +47,15 @@ class Ladder:
         return ranked([cell for cell in self.setting.cells if cell.ok])
 
     @property
+    def compared(self) -> list[Cell]:
+        """The measured cells without those that wait for the host, which are in no verdict."""
+        return [cell for cell in self.measured if not cell.waits_for_the_host]
+
+    @property
     def fair(self) -> tuple[Cell, Cell] | None:
         """(faster, slower) of two engines on one kernel that recompute as much, the fastest that pair; None: there are
         none, or one engine."""
-        both = ((fast, slow) for fast, slow in combinations(self.measured, 2) if _is_fair(fast, slow))
+        both = ((fast, slow) for fast, slow in combinations(self.compared, 2) if _is_fair(fast, slow))
         return next((pair for pair in both if ratio_of_pairs(pair[1], pair[0]) is not None), None)
 
 

@@ -226,11 +226,11 @@ class Setting:
         for cell in self.cells:
             if cell.ok and cell.is_of_a_length and not is_baseline(cell) and not cell.waits_for_the_host:
                 grouped.setdefault(place_key(cell), []).append(cell)
-        found = [Place(tuple(sorted(group, key=by_speed)), self._smallest(group[0])) for group in grouped.values()]
+        found = [Place(tuple(sorted(group, key=by_speed)), self.smallest_for(group[0])) for group in grouped.values()]
         return tuple(sorted(found, key=lambda p: (-self.fabrics.index(str(p.first.asked["fabric"])), *p.order)))
 
-    def _smallest(self, cell: Cell) -> float:
-        """One real rank does not tell smaller differences."""
+    def smallest_for(self, cell: Cell) -> float:
+        """The smallest difference that counts between cells like this one. It is larger for one real rank."""
         return self.smallest if cell.all_ranks_were_there else max(self.smallest, SMALLEST_SIGN)
 
     @property
@@ -258,7 +258,7 @@ class Setting:
     def share(self, cell: Cell) -> Difference | None:
         """The kernel alone's step time over the cell's: the share of the kernel's speed that the method reaches."""
         alone = self.alone.get(cell.cell_id)
-        return None if alone is None else Difference(cell, alone, self.smallest)
+        return None if alone is None else Difference(cell, alone, self.smallest_for(cell))
 
 
 def leader(cells: Sequence[Cell], smallest: float) -> Cell:

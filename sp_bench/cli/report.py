@@ -12,8 +12,22 @@ from sp_bench.cli.options import FAILED, SHOWN, AsJson, named_campaigns
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import console, working
 
+_TABLES = frozenset({"--smallest", "--anonymous", "--mix", "only."})
+_DRAWINGS = _TABLES | {"--out", "--column", "--height", "--venue"}
+TAKES = {  # what a report writes instead of the page -> the options that count there
+    "--only": _DRAWINGS,
+    "--line": _DRAWINGS - {"--smallest"},
+    "--export": _TABLES,
+    "--findings": _TABLES,
+    "--explore": frozenset({"--smallest", "--anonymous"}),
+    "--history": frozenset({"only."}),
+    "--render": frozenset(),
+    "--link": frozenset(),
+}
+
 
 def report(
+    context: typer.Context,
     folders: Annotated[
         list[Path], typer.Argument(help="Campaign folders, such as results/smoke; and only.FIELD=VALUES, as in run")
     ],
@@ -122,8 +136,9 @@ def report(
     if unknown := set(only or ()) - set(reports.NAMES):
         raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
     of_rows = [str(path) for path in folders if str(path).startswith(ONLY)]
+    _check_together({*_given(context), *([ONLY] if of_rows else [])})
     folders = named_campaigns([path for path in folders if not str(path).startswith(ONLY)])
-    rows = _words([word.removeprefix(ONLY) for word in of_rows], ONLY)
+    rows, lines = _words([word.removeprefix(ONLY) for word in of_rows], ONLY), [_line(text) for text in line or ()]
     if render:
         _render(folders, render)
         return
@@ -149,8 +164,8 @@ def report(
     try:
         with working() as say, processes(folders) as executor:
             exported, built = "", None
-            if line:
-                paper.write(folders, target, [_line(text) for text in line], options, executor)
+            if lines:
+                paper.write(folders, target, lines, options, executor)
             elif export:
                 exported = reports.export(folders, export, options, executor)
             elif findings:
@@ -171,11 +186,30 @@ def report(
     print(f"report: {built.page}")
 
 
+def _given(context: typer.Context) -> set[str]:
+    """The options on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params.keys() - {"folders"}}
+    return {f"--{name}" for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _check_together(given: set[str]) -> None:
+    """Refuse two outputs at once, and options that an output would ignore."""
+    outputs = [option for option in TAKES if option in given]
+    if len(outputs) > 1:
+        raise ConfigError(f"{' and '.join(outputs)}: a report writes one of these at a time; run it once for each")
+    for output in outputs:
+        if ignored := sorted(given - TAKES[output] - {output}):
+            takes = f"takes {', '.join(sorted(TAKES[output]))}" if TAKES[output] else "takes no other option"
+            raise ConfigError(f"{output} with {', '.join(ignored)}: {output} {takes}")
+
+
 def _words(lines: Sequence[str], before: str) -> dict[str, list[Any]]:
     """Option -> values, by the grammar of `run`."""
-    from sp_bench.driver.overrides import parse_overrides, values
+    from sp_bench.driver.overrides import parse_overrides, refuse_repeated, values
 
-    return {each.key_or_group: values(each) for each in parse_overrides(lines, before)}
+    parsed = parse_overrides(lines, before)
+    refuse_repeated(parsed, before)
+    return {each.key_or_group: values(each) for each in parsed}
 
 
 def _line(text: str) -> tuple[str, dict[str, list[Any]]]:

@@ -302,7 +302,7 @@ def read_arguments(arguments: Sequence[str]) -> Request:
     only = [line.removeprefix(ONLY) for line in overrides if line.startswith(ONLY)]
     _check_only(only, show_config)
     parsed = parse_overrides(line for line in overrides if not line.startswith(ONLY))
-    _refuse_repeated(parsed)
+    refuse_repeated(parsed)
     for override in parsed:
         key, line = override.key_or_group, shown(override.input_line)
         if key in CAMPAIGN_KEYS and override.is_sweep_override():
@@ -331,7 +331,7 @@ def _check_only(lines: Sequence[str], show_config: bool) -> None:
     """Refuse `only.` words that name no field of a trial, or one twice, or come with --cfg job. lines: without
     `only.`."""
     parsed = parse_overrides(lines, ONLY)
-    _refuse_repeated(parsed, ONLY)
+    refuse_repeated(parsed, ONLY)
     for override in parsed:
         line = shown(f"{ONLY}{override.input_line}")
         if not is_cell_key(override.key_or_group):
@@ -340,7 +340,7 @@ def _check_only(lines: Sequence[str], show_config: bool) -> None:
             raise ConfigError(f"{line}: --cfg job shows one configuration, of which there is nothing to leave out")
 
 
-def _refuse_repeated(overrides: Sequence[Override], before: str = "") -> None:
+def refuse_repeated(overrides: Sequence[Override], before: str = "") -> None:
     """Refuse a key that is given twice, and say how to sweep its values if that works. before: a prefix of the keys."""
     lines: dict[str, list[str]] = {}
     for override in overrides:

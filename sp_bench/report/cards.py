@@ -39,6 +39,7 @@ from sp_bench.rows import git
 MAX_COUNTS = 3
 WITHOUT = "by medians, without intervals"
 FIT_ONLY = "Only the fit of a step was tested."
+WAITING = "Nothing is compared: one real rank ran, and it waits for the host."
 MAX_ALSO = 5  # further lines of a card; the tables have the rest
 
 
@@ -64,20 +65,22 @@ def cards(settings: Sequence[Setting]) -> list[Card]:
 
 
 def _of_ladder(ladder: Ladder) -> Card:
-    setting, ran = ladder.setting, ladder.measured
+    setting, ran = ladder.setting, ladder.compared
     title = ", ".join(setting.parts)
     if ran and ran[0].processor != "GPU":
         return _of_cpus(setting)
     if not ran:
-        return Card(title, "", "Nothing was measured.", False, "", memory_words(setting), (), setting.cells)
+        answer = WAITING if ladder.measured else "Nothing was measured."
+        return Card(title, "", answer, False, "", memory_words(setting), (), setting.cells)
     first, last = ladder.fair or (ran[0], None)
     beside = [cell for cell in ran if cell is not first and ratio_of_pairs(cell, first) is not None]
     last = last or next(reversed(beside), ran[-1])
-    difference = Difference(first, last, setting.smallest)
+    smallest = setting.smallest_for(first)
+    difference = Difference(first, last, smallest)
     alike = "Equal kernel and recomputation. " if ladder.fair else ""
     ratio = _with_doubt(f"{difference.words} as fast as {ladder.names[last.cell_id]}", difference)
     answer = f"{alike}{ladder.names[first.cell_id]}: {APART if difference.ratio is None else ratio}."
-    between = [(Difference(first, cell), ladder.names[cell.cell_id]) for cell in beside if cell is not last]
+    between = [(Difference(first, cell, smallest), ladder.names[cell.cell_id]) for cell in beside if cell is not last]
     also = tuple(f"{found.words} its time: {name}." for found, name in between)
     more = (f"{counted(len(also) - MAX_ALSO, 'further line')} in the table.",) if len(also) > MAX_ALSO else ()
     return Card(
@@ -176,12 +179,15 @@ def _methods_of(cells: Sequence[Cell]) -> str:
 
 def _of_kernels(setting: Setting) -> Card:
     """Compares kernels without a method, at the longest length."""
-    known = [cell for cell in setting.cells if cell.ok]
+    known = [cell for cell in setting.cells if cell.ok and not cell.waits_for_the_host]
+    if not known:
+        return Card(setting.title, "", WAITING, False, "", memory_words(setting), (), setting.cells)
     longest = max(cell.asked["seq_len"] or 0 for cell in known)
     found = [cell for cell in known if (cell.asked["seq_len"] or 0) == longest]
-    first = leader(found, setting.smallest)
+    smallest = setting.smallest_for(found[0])
+    first = leader(found, smallest)
     others = [cell for cell in ranked(found) if cell is not first]
-    differences = [Difference(first, cell, setting.smallest) for cell in others]
+    differences = [Difference(first, cell, smallest) for cell in others]
     answer = _verdict(first, differences, method) if others else f"Only {method(first)} was measured."
     sure = bool(differences) and all(d.is_proven for d in differences)
     figures = numbers(setting, [first, *others[:1]])
@@ -305,13 +311,16 @@ def memory_words(setting: Setting) -> str:
 
 
 def _longest(setting: Setting) -> str:
-    """The longest that fits: UPipe 425,984 tokens (not 442,368), Ulysses 374,784 (not 387,072)."""
+    """The longest that fits: UPipe on 2 GPUs 425,984 tokens (not 442,368: out of device memory), ..."""
     found = [(limit.largest_ok, limit) for limit in setting.limits if limit.largest_ok]
     found.sort(key=lambda each: (-each[0].asked["seq_len"], each[0].cell_id))
     brackets = []
     for cell, limit in found:
-        fits, fails = ends(limit)
-        brackets.append(f"{the_method(cell)} {fits} tokens{'' if fails == MISSING else f' (not {fails})'}")
+        fits = f"{the_method(cell)} on {words.processors(cell)} {ends(limit)[0]} tokens"
+        if limit.smallest_oom is not None:
+            fails, memory = whole(limit.smallest_oom.asked["seq_len"]), limit.exhausted_memory or "device memory"
+            fits += f" (not {fails}: out of {memory})"
+        brackets.append(fits)
     return f"The longest that fits, tested without a time: {', '.join(brackets)}." if brackets else FIT_ONLY
 
 
@@ -324,7 +333,7 @@ def _also(setting: Setting, main: Place) -> tuple[str, ...]:
     # An answer that several places share is printed once.
     lines = [f"{outcome}: {'; '.join(wheres[:3])}{f' and {len(wheres) - 3} more' if len(wheres) > 3 else ''}."
              for outcome, wheres in wheres_of.items()]  # fmt: skip
-    libraries = [_library(their, ours, setting.smallest) for their, ours in _libraries(setting)]
+    libraries = [_library(their, ours, setting.smallest_for(their)) for their, ours in _libraries(setting)]
     lines = [*libraries[:3], *lines]
     more = len(lines) - MAX_ALSO
     return (*lines[:MAX_ALSO], *((f"{counted(more, 'further finding')} in the table.",) if more > 0 else ()))
@@ -333,7 +342,7 @@ def _also(setting: Setting, main: Place) -> tuple[str, ...]:
 def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
     """(library, our method of its kind on its kernel), at the longest length at which both ran side by side."""
     found: dict[str, tuple[Cell, Cell]] = {}
-    cells = [c for c in setting.cells if c.ok and c.asked["fabric"] == setting.fabrics[0]]
+    cells = [c for c in setting.cells if c.ok and not c.waits_for_the_host and c.asked["fabric"] == setting.fabrics[0]]
     for their, ours in sorted(
         counterparts(cells), key=lambda pair: (-pair[0].asked["sp_size"], -pair[0].asked["seq_len"])
     ):

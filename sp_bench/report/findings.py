@@ -250,7 +250,7 @@ LIBRARIES: tuple[Column[tuple[Cell, Cell, Difference, str]], ...] = (
 def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference, str]]:
     """(library, our method of its kind, the difference of their times, their setting)."""
     return [
-        (their, ours, Difference(ours, their, setting.smallest), setting.title)
+        (their, ours, Difference(ours, their, setting.smallest_for(ours)), setting.title)
         for setting in settings
         for their, ours in counterparts(setting.cells)
     ]

@@ -279,7 +279,7 @@ def _group(setting: Setting, cells: Sequence[Cell]) -> Group[Line]:
         c for c in cells if c.ok and not (is_baseline(c) and c.cell_id in {a.cell_id for a in setting.alone.values()})
     ]
     alone = [c for c in cells if c.ok and c not in own]
-    first = leader(own, setting.smallest) if own else None
+    first = leader(own, setting.smallest_for(own[0])) if own else None
     ranked = sorted(own, key=lambda cell: (cell is not first, *by_speed(cell)))
     lines = [_line(setting, cell, first) for cell in ranked]
     lines += [_line(setting, cell, None) for cell in sorted(alone, key=by_speed)]
@@ -298,7 +298,7 @@ def _group(setting: Setting, cells: Sequence[Cell]) -> Group[Line]:
 
 def _line(setting: Setting, cell: Cell, first: Cell | None, name: str = "") -> Line:
     """A cell's line, with its ratio to the first of its group if both have a time."""
-    ratio = Difference(first, cell, setting.smallest) if cell.ok and first not in (None, cell) else None
+    ratio = Difference(first, cell, setting.smallest_for(cell)) if cell.ok and first not in (None, cell) else None
     doubts = "; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags)
     return Line(setting=setting, cell=cell, name=name or words.method(cell), ratio=ratio, doubts=doubts)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from sp_bench import cli
 from sp_bench.analysis.cells import cells, of_equal_steps
 from sp_bench.analysis.settings import settings
-from sp_bench.cli.report import report
 from sp_bench.config.parsing import ConfigError
 from sp_bench.report import explorer
 
@@ -145,9 +145,12 @@ def test_without_vega_lite_the_error_says_what_to_install(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("name", ["packed.parquet", "nowhere/explorer.html"])
-def test_the_page_takes_the_place_of_no_row(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"ends with \.html"):
-        report([commit([row()], tmp_path / "monday")], explore=tmp_path / "monday" / name)
+def test_the_page_takes_the_place_of_no_row(tmp_path: Path, name: str, monkeypatch, capsys) -> None:
+    folder = commit([row()], tmp_path / "monday")
+    monkeypatch.setattr("sys.argv", ["sp-bench", "report", str(folder), "--explore", str(folder / name)])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert "ends with .html" in capsys.readouterr().err
 
 
 def test_rows_without_attention_or_a_training_step_are_refused() -> None:

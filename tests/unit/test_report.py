@@ -161,7 +161,8 @@ def test_memory_is_a_bracket_where_it_ran_out() -> None:
 
 def test_where_only_a_fit_was_asked_the_card_says_so() -> None:
     told = first_card([on_gpus(seq_len=2048, median_step_ms=None), on_gpus(seq_len=4096, status="oom")])
-    longest = "The longest that fits, tested without a time: the contiguous ring 2,048 tokens (not 4,096)."
+    longest = "The longest that fits, tested without a time: the contiguous ring on 2 GPUs 2,048 tokens "
+    longest += "(not 4,096: out of device memory)."
     assert (told.verdict, told.memory) == (longest, "")
 
 

@@ -568,6 +568,25 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
         ),
         (("{rows}", "--export", "xlsx"), "--export xlsx is not known; use one of csv, json"),
         (("{rows}", "nowhere"), "nowhere is not a folder of results"),
+        (
+            ("{rows}", "--line", "a: method=ring", "--findings", "f.md"),
+            "--line and --findings: a report writes one of these at a time; run it once for each",
+        ),
+        (
+            ("{rows}", "--explore", "e.html", "--mix", "only.method=ring"),
+            "--explore with --mix, only.: --explore takes --anonymous, --smallest",
+        ),
+        (("{rows}", "--history", "--mix"), "--history with --mix: --history takes only."),
+        (("{rows}", "--render", "docs", "--out", "d"), "--render with --out: --render takes no other option"),
+        (("{rows}", "--link", "l.yaml", "only.sp_size=2"), "--link with only.: --link takes no other option"),
+        (
+            ("{rows}", "only.method=ring", "only.method=ulysses"),
+            "only.method=ring only.method=ulysses: only.method is given 2 times; use only.method=ring,ulysses",
+        ),
+        (
+            ("{rows}", "--line", "a: sp_size=2 sp_size=4"),
+            "--line a: sp_size=2 --line a: sp_size=4: --line a: sp_size is given 2 times; use --line a: sp_size=2,4",
+        ),
         (("{rows}/file",), "{rows}/file is not a folder of results"),
         (("{rows}", "--out", "{rows}/page"), "--out {rows}/page lies among the rows of rows; use another folder"),
         (("{rows}", "--out", "{rows}"), "--out {rows} lies among the rows of rows; use another folder"),

@@ -129,6 +129,7 @@ def test_one_real_rank_that_waits_for_the_host_is_in_no_verdict():
         there = setting.cells[0].all_ranks_were_there
         assert [len(place.cells) for place in setting.places] == ([2] if there else [])
         assert len(setting.cells) == 2
+        assert setting.smallest_for(setting.cells[0]) == (0.02 if there else 0.03)
 
 
 def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():
@@ -154,6 +155,11 @@ def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():
     assert "one real rank" in plot.caption
     (axis,) = plot.figure.axes
     assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "4,096", "none"]
+    assert "the one with most replicates counts" in plot.caption
+    for other in ({"causal": False}, {"dtype": "float32"}, {"batch_size": 2}):
+        rows = [one(**s, window=w, **o) for s in (ulysses, zigzag) for w in (None, 128) for o in ({}, other)]
+        (apart,) = windows.draw(cells_of(rows), Look())
+        assert len({axis.get_title(loc="left") for axis in apart.figure.axes}) == 2  # a panel for each
     assert windows.draw(cells_of(both()), Look()) == []
     alone = [one(**ulysses, window=128), one(**ulysses), measured(**zigzag, window=128), measured(**zigzag)]
     assert windows.draw(cells_of(alone), Look()) == []  # a measured ring is not held against a modelled Ulysses

@@ -63,11 +63,11 @@ def _of_methods(settings: Sequence[Setting]) -> Iterator[Verdict]:
 
 def _of_stacks(settings: Sequence[Setting]) -> Iterator[Verdict]:
     """The fastest stack's step against that of each other: the same work on one kernel, as much recomputed and
-    offloaded, messages of one pattern. The sentence names what else differs."""
+    offloaded, messages of one pattern. The sentence names what else differs. No step counts that waits for the host."""
     places: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
-    smallest = {cell.cell_id: setting.smallest for setting in settings for cell in setting.cells}
+    smallest = {cell.cell_id: setting.smallest_for(cell) for setting in settings for cell in setting.cells}
     for cell in (cell for setting in settings for cell in setting.cells):
-        if cell.ok and cell.asked["workload"] in TRAINING:
+        if cell.ok and cell.asked["workload"] in TRAINING and not cell.waits_for_the_host:
             key = (cell.pool, kind(cell), cell.asked["kernel"], *map(cell.options.get, _SAVED_ALIKE), *of_place(cell))
             places.setdefault(key, {}).setdefault(stack(cell), []).append(cell)
     for stacks in places.values():

@@ -27,18 +27,19 @@ from sp_bench.report.figures.style import (
 
 METHODS = ("ulysses", "ring")
 CAPTION = (
-    "Time of Ulysses over that of the ring in its faster layout, attention alone. Higher is better for the ring. Under "
-    "a window the ring sends borders alone, and Ulysses all heads. Cells that wait for the host are left out."
+    "Time of Ulysses over that of the ring, attention alone. Higher is better for the ring. Of the ring's layouts the "
+    "one with most replicates counts, of equals the faster. Under a window the ring sends borders alone, and Ulysses "
+    "all heads. Cells that wait for the host are left out."
 )
 LABELLED = 1.15  # times: nearer to 1 the axis says enough
 MARKERS = "os^Dv*"  # by the number of ranks
-Panel = tuple[str, int, str]  # heads and kernel, tokens, link
+IN_PANEL = ("method", "fabric", "num_nodes", "sp_size", "workload.window")  # options in which cells of a panel differ
 
 
 def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
-    """A panel for each head shape, kernel, length and link; a line for each number of ranks over windows, of which the
-    last is none. Places without a window at any of its points are left out."""
-    found: dict[Panel, dict[int, dict[int | None, list[Cell]]]] = {}
+    """A panel for each kernel, link and set of all other options; a line for each number of ranks over windows, of
+    which the last is none. Places without a window at any of its points are left out."""
+    found: dict[tuple[Any, ...], dict[int, dict[int | None, list[Cell]]]] = {}
     for cell in filter(_is_shown, cells):
         of_place = found.setdefault(_panel(cell), {}).setdefault(cell.asked["sp_size"], {})
         of_place.setdefault(cell.asked["window"], []).append(cell)
@@ -49,13 +50,13 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     several = {panel: places for panel, places in lines.items() if places}
     if not several:
         return []
-    shown = sorted(several.items())[:MOST_PANELS]
+    shown = sorted(several.items(), key=lambda item: str(item[0]))[:MOST_PANELS]
     figure, axes = grid(look, len(shown), PANEL_IN)
     sizes = sorted({size for _, of in shown for size in of})
     handles: dict[str, Line2D] = {}
     drawn: list[Cell] = []
     data = []
-    for ((title, length, link), places), axis in zip(shown, axes, strict=True):
+    for ((title, length, link, _), places), axis in zip(shown, axes, strict=True):
         windows = sorted({w for of in places.values() for w in of}, key=_last_none)
         for size, ratios in sorted(places.items()):
             style: dict[str, Any] = {"marker": MARKERS[sizes.index(size) % len(MARKERS)]}
@@ -108,12 +109,21 @@ def _last_none(window: int | None) -> tuple[bool, int]:
     return window is None, window or 0
 
 
-def _panel(cell: Cell) -> Panel:
+def _panel(cell: Cell) -> tuple[Any, ...]:
+    """Title, tokens, link, and all options that cells of a panel share."""
     asked = cell.asked
-    passes = "forward, " if asked["pass_kind"] == "forward" else ""
-    sinks = ", sinks" if asked["sinks"] else ""
-    heads = f"{asked['num_heads']}/{asked['num_kv_heads']} heads of {asked['head_dim']}"
-    return f"{passes}{heads}{sinks}, {words.kernel(cell)}", asked["seq_len"], _link(cell)
+    parts = [
+        "forward" if asked["pass_kind"] == "forward" else "",
+        f"{asked['num_heads']}/{asked['num_kv_heads']} heads of {asked['head_dim']}",
+        "sinks" if asked["sinks"] else "",
+        "" if asked["causal"] else "not causal",
+        words.packed(cell),
+        words.dtype(cell),
+        f"batch {asked['batch_size']}" if asked["batch_size"] != 1 else "",
+        words.unusual(cell, words.LAUNCH),
+        words.kernel(cell),
+    ]
+    return ", ".join(filter(None, parts)), asked["seq_len"], _link(cell), cell.but(*IN_PANEL)
 
 
 def _link(cell: Cell) -> str:
