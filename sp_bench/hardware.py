@@ -102,6 +102,7 @@ class Gpu(NamedTuple):
     uuid: str
     memory_bytes: int = 0  # 0: the driver does not tell, as of memory that it shares with the processors
     capability: tuple[int, int] | None = None  # CUDA's compute capability: (9, 0) is Hopper
+    is_sliced: bool = False  # in MIG mode, in which programs get slices of it and never the whole
 
 
 class Gpus(NamedTuple):
@@ -150,6 +151,7 @@ def gpus() -> Gpus | None:
                     pynvml.nvmlDeviceGetUUID(each),
                     _memory_bytes(each),
                     pynvml.nvmlDeviceGetCudaComputeCapability(each),
+                    _is_sliced(each),
                 )
                 for each in handles
             ]
@@ -160,10 +162,14 @@ def gpus() -> Gpus | None:
         way_out = _WAYS_OUT.get(getattr(error, "value", 0), "nvidia-smi may say more")
         return Gpus("unknown", (), f"the NVIDIA driver does not answer (NVML: {error}); {way_out}")
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = found if wanted is None else visible(found, wanted)
+    sliced = [f"{gpu.uuid} is in MIG mode" for gpu in devices if gpu.is_sliced]
     if wanted is not None and "MIG-" in wanted:
-        problem = "CUDA_VISIBLE_DEVICES names a MIG slice, which sp_bench does not measure; use whole GPUs"
-        return Gpus(driver, (), problem)
-    return Gpus(driver, tuple(found if wanted is None else visible(found, wanted)))
+        sliced = ["CUDA_VISIBLE_DEVICES names a MIG slice"]
+    if sliced:
+        way_out = "name whole GPUs by UUID in CUDA_VISIBLE_DEVICES, or end the mode (nvidia-smi -i UUID -mig 0)"
+        return Gpus(driver, (), f"{sliced[0]}, and sp_bench does not measure slices; {way_out}")
+    return Gpus(driver, tuple(devices))
 
 
 def _memory_bytes(handle: Any) -> int:
@@ -171,6 +177,13 @@ def _memory_bytes(handle: Any) -> int:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError:
         return 0
+
+
+def _is_sliced(handle: Any) -> bool:
+    try:
+        return pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:  # a device or a driver that has no such mode
+        return False
 
 
 def processes_on_gpus(num_gpus: int) -> list[set[int]]:

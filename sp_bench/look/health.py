@@ -173,9 +173,9 @@ def _complaints(health: Health, expected: Rates) -> Iterator[str]:
     for pair in slow:
         if not set(pair) & set(whole):
             yield f"{' and '.join(pair)}: {_below(pairs[pair], slow[pair], GIB, 'GiB/s')} between them"
-    if health.all_bytes_per_s is not None:
-        for rate, usual in _slow({health.all_bytes_per_s: health.all_bytes_per_s}, expected.all_bytes_per_s).items():
-            yield f"all together: {_below(rate, usual, GIB, 'GiB/s')} in an all-to-all"
+    rate, usual = health.all_bytes_per_s, expected.all_bytes_per_s
+    if rate is not None and usual is not None and rate * MAX_UNEVEN < usual:
+        yield f"all together: {_below(rate, usual, GIB, 'GiB/s')} in an all-to-all"
     for device in health.devices:
         limit_w, usual_w = (device.state.get(key) for key in ("power_limit_w", "usual_power_limit_w"))
         if limit_w is not None and usual_w is not None and limit_w < usual_w:

@@ -65,6 +65,11 @@ class DeviceCounters:
         clock_mhz = _supported(lambda: pynvml.nvmlDeviceGetApplicationsClock(self._handle, pynvml.NVML_CLOCK_SM))
         return (None if milliwatts is None else milliwatts / 1e3), clock_mhz
 
+    def usual_power_limit_w(self) -> float | None:
+        """The power limit that the device has if nobody sets another one; None: the driver does not say."""
+        milliwatts = _supported(lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(self._handle))
+        return None if milliwatts is None else milliwatts / 1e3
+
     def state(self) -> dict[str, Any]:
         """Clocks (MHz), power (W), temperature (C) and throttle reasons right now: this rank's `device_state`."""
         handle = self._handle

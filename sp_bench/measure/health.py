@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pynvml
 import torch
 import torch.distributed as dist
 
@@ -92,20 +91,10 @@ def _products(config: TrialConfig, device: torch.device) -> dict[str, Any]:
             torch.mm(a, b)
         state = counters.state() | {
             "power_limit_w": counters.limits()[0],
-            "usual_power_limit_w": _usual_limit_w(device),
+            "usual_power_limit_w": counters.usual_power_limit_w(),
         }
         torch.cuda.synchronize()
     return {"products_flops_per_s": 2 * rows**3 / step_ms * 1e3, "state": state}
-
-
-def _usual_limit_w(device: torch.device) -> float | None:
-    """The power limit that the device has if nobody sets another one; None: the driver does not say."""
-    uuid = torch.cuda.get_device_properties(device).uuid
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
-    except pynvml.NVMLError:
-        return None
 
 
 def _attention(config: TrialConfig, device: torch.device) -> dict[str, float]:

@@ -45,6 +45,21 @@ def test_doctor_says_that_the_driver_does_not_answer(broken_driver, capfd):
     assert "the NVIDIA driver does not answer" in " ".join(printed.split())
 
 
+def test_work_on_a_gpu_in_mig_mode_is_refused_with_the_way_out(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    answers = {"DeviceGetCount": lambda: 1, "DeviceGetMigMode": lambda gpu: [1, 1], "Init": lambda: None}
+    answers |= {name: lambda: None for name in ("Shutdown", "SystemGetDriverVersion")}
+    answers |= {"DeviceGetName": lambda gpu: "NVIDIA H100 80GB HBM3", "DeviceGetUUID": lambda gpu: "GPU-7"}
+    answers |= {"DeviceGetHandleByIndex": lambda i: i, "DeviceGetCudaComputeCapability": lambda gpu: (9, 0)}
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", answer)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for words in (("run", *ON_GPU), ("plan", "hardware=device", *ON_GPU[:2]), ("doctor", "--gpus")):
+        said = refusal(capfd, *words)
+        assert "GPU-7 is in MIG mode" in said
+        assert "nvidia-smi -i UUID -mig 0" in said
+
+
 def version(**variables: str) -> str:
     command = [sys.executable, "-m", "sp_bench", "--version"]
     root = str(Path(sp_bench.__file__).parents[1])

@@ -122,10 +122,44 @@ def test_a_driver_that_does_not_answer_is_a_problem_in_words(monkeypatch, code):
     assert hardware.device_model("cuda") == "none"
 
 
-def test_a_slice_of_a_gpu_is_refused_by_name(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-377e0049-554c-540b-93c6-d0976f8426cb")
-    for name, value in (("Init", None), ("Shutdown", None), ("DeviceGetCount", 0), ("SystemGetDriverVersion", "580")):
-        monkeypatch.setattr(pynvml, f"nvml{name}", lambda value=value: value)
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """GPU 0 is in MIG mode, GPU 1 is whole and of a kind that has no such mode."""
+
+    def mode(index: int) -> list[int]:
+        if index:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [pynvml.NVML_DEVICE_MIG_ENABLE, pynvml.NVML_DEVICE_MIG_ENABLE]
+
+    answers = {
+        "Init": lambda: None,
+        "Shutdown": lambda: None,
+        "SystemGetDriverVersion": lambda: "580",
+        "DeviceGetCount": lambda: 2,
+        "DeviceGetHandleByIndex": lambda i: i,
+        "DeviceGetName": lambda i: f"H{i}00",
+        "DeviceGetUUID": lambda i: f"GPU-{i}",
+        "DeviceGetCudaComputeCapability": lambda i: (9, 0),
+        "DeviceGetMigMode": mode,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", answer)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (None, "GPU-0 is in MIG mode, and sp_bench does not measure slices; name whole GPUs by UUID"),
+        ("0", "GPU-0 is in MIG mode"),
+        ("MIG-377e0049-554c-540b-93c6-d0976f8426cb", "CUDA_VISIBLE_DEVICES names a MIG slice"),
+        ("GPU-1", ""),
+    ],
+)
+def test_a_gpu_in_slices_is_refused_by_name_and_a_whole_one_beside_it_is_not(two_gpus, monkeypatch, wanted, words):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if wanted:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
     found = hardware.gpus()
     assert found is not None
-    assert "MIG slice" in found.problem
+    assert found.problem.startswith(words)
+    assert [gpu.uuid for gpu in found.devices] == ([] if words else ["GPU-1"])
