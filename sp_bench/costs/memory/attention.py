@@ -52,11 +52,18 @@ def _widths(config: TrialConfig) -> tuple[int, int]:
     return model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
 
 
+def _sums_elements(config: TrialConfig, q: float, kv: float) -> float:
+    """Where the kernel adds up dk and dv, of a key: of each query head in the trial's dtype. FlashAttention-3 and -4 do
+    it of each key head in fp32, and need no place for it where these are as many."""
+    if config.kernel.name in ("flash_attn_3", "flash_attn_4"):
+        return 4 * kv if q > kv else 0
+    return 2 * q
+
+
 def _alone(config: TrialConfig) -> float:
-    """Gradients of the output, q, k and v. Kernels add dq up in fp32, and dk and dv of each query head in fp32 or twice
-    in the trial's dtype: 4q."""
+    """Gradients of the output, q, k and v, and what the kernel adds dq (in fp32), dk and dv up in."""
     q, kv = _widths(config)
-    return 2 * q + 2 * kv + 4 * q
+    return 2 * q + 2 * kv + 2 * q + _sums_elements(config, q, kv)
 
 
 def _by_heads(config: TrialConfig) -> float:
@@ -72,7 +79,8 @@ def _upipe(config: TrialConfig) -> float:
     kv_heads = max(model.num_kv_heads, size)  # replicated where ranks are more
     stages, mine = config.method.head_stages or model.num_heads // size, kv_heads // size
     at_hand = 2 * kv_heads * model.head_dim / min(stages, mine)
-    return 2 * q + 2 * kv + 8 * q / stages + at_hand + (2 * at_hand if stages > mine else 0)
+    sums = _sums_elements(config, q / stages, at_hand / 2)
+    return 2 * q + 2 * kv + 6 * q / stages + sums + at_hand + (2 * at_hand if stages > mine else 0)
 
 
 def _all_gather(config: TrialConfig) -> float:
@@ -81,18 +89,20 @@ def _all_gather(config: TrialConfig) -> float:
     at_once = (config.method.head_stride or model.num_kv_heads) / model.num_kv_heads
     # of one rank's tokens; in zigzag order its last run is half of them, and only its own last chunk comes later
     queries, keys = (0.5, size - 0.5) if config.method.layout == "zigzag" else (1, size - 1)
-    return 2 * q + 4 * kv + at_once * 2 * kv * (size + keys) + at_once * 2 * q * (queries + keys)
+    sums = 2 * q * queries + _sums_elements(config, q, kv) * keys
+    return 2 * q + 4 * kv + at_once * (2 * kv * (size + keys) + sums)
 
 
 def _ring(config: TrialConfig) -> float:
     q, kv = _widths(config)
-    return q + rings.backward_elements(q, kv, config.sp_size, config.method.layout)
+    return q + rings.backward_elements(q, kv, _sums_elements(config, q, kv), config.sp_size, config.method.layout)
 
 
 def _double_ring(config: TrialConfig) -> float:
     """A step also has the shard that goes to the next window, and what was found of the one at hand."""
     q, kv = _widths(config)
-    return q + rings.backward_elements(q, kv, config.sp_size, config.method.layout, beside_step=4 * kv)
+    sums = _sums_elements(config, q, kv)
+    return q + rings.backward_elements(q, kv, sums, config.sp_size, config.method.layout, beside_step=4 * kv)
 
 
 FORMS: Mapping[str, Form] = {

@@ -1,17 +1,18 @@
 """The backward of a ring. Elements are of one token of a rank."""
 
 
-def backward_elements(q: int, kv: int, size: int, layout: str, *, beside_step: int = 0) -> float:
+def backward_elements(q: int, kv: int, sums: float, size: int, layout: str, *, beside_step: int = 0) -> float:
     """Beside the output's gradient: what a rank holds as a kernel begins, the kernel's own work space, and what it
-    finds. q, kv: width of all query heads, and of all key heads. beside_step: what each step also has."""
+    finds. q, kv: width of all query heads, and of all key heads. sums: where the kernel adds up dk and dv of a key.
+    beside_step: what each step also has."""
     # Of a shard, the queries and the keys of a kernel. In zigzag order the last rank computes all its queries and half
     # of each other shard's keys, and the first rank half of its queries and whole shards.
     blocks = ((1.0, 0.5), (0.5, 1.0)) if layout == "zigzag" else ((1.0, 1.0),)
-    half_of_own = 2.5 * q + kv
+    half_of_own = 1.5 * q + 0.5 * sums + kv
     found: list[float] = []
     for queries, keys in blocks:
         first, *steps, last = ring_held_elements(q, kv, size, queries)
-        of_step = queries * 3 * q + keys * (2 * q + 2 * kv) + beside_step
+        of_step = queries * 3 * q + keys * (sums + 2 * kv) + beside_step
         found += [first + half_of_own, *(held + of_step for held in steps), last + half_of_own]
     return max(found)
 
