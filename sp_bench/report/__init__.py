@@ -168,8 +168,8 @@ def _open_searches(folders: Sequence[Path]) -> list[str]:
     if not begun:
         return []
     number = "One search" if len(begun) == 1 else f"{len(begun)} searches"
-    untold = f"{len(begun) - len(known)} without a bracket" if len(known) < len(begun) else ""
-    return [f"{number} for the longest sequence did not end: {'; '.join(filter(None, [*known, untold]))}."]
+    unknown = f"{len(begun) - len(known)} without a bracket" if len(known) < len(begun) else ""
+    return [f"{number} for the longest sequence did not end: {'; '.join(filter(None, [*known, unknown]))}."]
 
 
 def measured(

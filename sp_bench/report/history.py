@@ -21,6 +21,8 @@ from sp_bench.config.parsing import shown
 from sp_bench.formats import MISSING, number
 from sp_bench.rows import git
 
+MARK = "*"  # behind ratios that are not known to be of one machine
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -31,7 +33,7 @@ class Entry:
     commit: str  # of its first replicate; empty if unknown
     machine: int | None  # number of the set of devices; None: unknown, or several
     step_ms: tuple[float, ...]  # median of each replicate
-    before_ms: float | None  # median of the entry before; None: this is the first
+    before: "Entry | None"  # in the campaign before
 
     @property
     def median_ms(self) -> float:
@@ -44,7 +46,12 @@ class Entry:
     @property
     def ratio(self) -> float | None:
         """Step time over that of the entry before: above 1 is slower."""
-        return None if self.before_ms is None else self.median_ms / self.before_ms
+        return None if self.before is None else self.median_ms / self.before.median_ms
+
+    @property
+    def is_of_one_machine(self) -> bool:
+        """Whether the ratio is known to be of one machine, so that it is of the code alone."""
+        return self.before is not None and self.machine is not None and self.machine == self.before.machine
 
 
 def history(folders: Sequence[Path], words: Words, executor: Executor | None) -> list[tuple[str, list[Entry]]]:
@@ -77,7 +84,7 @@ def _entries(same: Sequence[Cell]) -> list[Entry]:
                 git.short(first["git_sha"] or ""),
                 machines.pop() if len(machines) == 1 else None,
                 tuple(row["median_step_ms"] for row in rows),
-                entries[-1].median_ms if entries else None,
+                entries[-1] if entries else None,
             )
         )
     return entries
@@ -95,8 +102,10 @@ def show(found: Sequence[tuple[str, list[Entry]]], console: Console) -> None:
         for each in entries:
             spread = f"{number(each.interval.low)} to {number(each.interval.high)}" if each.interval else MISSING
             words = (Text(shown(each.campaign)), f"{each.started_at:%Y-%m-%d %H:%M}", each.commit or MISSING)
-            ratio = MISSING if each.ratio is None else f"{each.ratio:.3f}x"
+            ratio = MISSING if each.ratio is None else f"{each.ratio:.3f}x{'' if each.is_of_one_machine else MARK}"
             machine = MISSING if each.machine is None else str(each.machine)
             table.add_row(*words, machine, str(len(each.step_ms)), number(each.median_ms), spread, ratio)
         console.print(table)
         console.print()
+    if any(each.before and not each.is_of_one_machine for _, entries in found for each in entries):
+        console.print(f"{MARK} of two machines, or of an unknown one: the ratio is not of the code alone")

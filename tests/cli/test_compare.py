@@ -7,7 +7,7 @@ import pytest
 
 from sp_bench.formats import MISSING
 
-from ..unit.rows import STARTED_AT, commit, row
+from ..unit.rows import ENVIRONMENT, STARTED_AT, commit, row
 from .console import console, refusal
 
 
@@ -119,20 +119,25 @@ def test_tails_and_spreads_are_told(capfd):
 
 
 def test_the_history_of_a_cell_has_a_line_a_campaign_by_time_with_its_ratio_to_the_one_before(capfd, tmp_path):
-    for days, (name, ms, sha) in enumerate([("monday", 10.0, "a" * 40), ("tuesday", 9.0, "b" * 40)]):
+    machines = [ENVIRONMENT | {"device_names": ["NVIDIA H200"], "device_uuids": [uuid]} for uuid in "xxy"]
+    days = [("monday", 10.0, "a" * 40), ("tuesday", 9.0, "b" * 40), ("wednesday", 9.9, "c" * 40)]
+    for number, ((name, ms, sha), machine) in enumerate(zip(days, machines, strict=True)):
+        started = STARTED_AT + timedelta(days=number)
         rows = [
-            row(median_ms=ms, replicate=r, git_sha=sha, started_at=STARTED_AT + timedelta(days=days, minutes=r))
+            row(median_ms=ms, replicate=r, git_sha=sha, environment=machine, started_at=started + timedelta(minutes=r))
             for r in range(6)
         ]
         commit([*rows, row(method="ulysses", seq_len=512)] if name == "monday" else rows, tmp_path / name)
-    folders = [str(tmp_path / name) for name in ("tuesday", "monday")]
+    folders = [str(tmp_path / name) for name in ("wednesday", "tuesday", "monday")]
     code, printed, errors = console(capfd, "report", *folders, "--history")
     assert code == 0, errors
     assert "ulysses" not in printed.lower()  # it ran in one of them
-    first, second = (line.split() for line in printed.splitlines() if line.split()[:1] in (["monday"], ["tuesday"]))
+    first, second, third = (line.split() for line in printed.splitlines() if "day " in line)
     assert [first[0], first[3], first[-1]] == ["monday", "aaaaaaa", MISSING]
     assert [second[0], second[3], second[-1]] == ["tuesday", "bbbbbbb", "0.900x"]
     assert second[5] == "6"  # replicates
+    assert third[-1] == "1.100x*"
+    assert printed.splitlines()[-1].startswith("* of two machines, or of an unknown one")
     assert refusal(capfd, "report", *folders, "--history", "only.sp_size=64").endswith("never 64")
 
 

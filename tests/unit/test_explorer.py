@@ -121,6 +121,14 @@ def test_an_interval_and_a_ratio_to_ulysses_follow_the_pairs() -> None:
     assert (word(data, "grade", ring), word(data, "grade", alone)) == ("A", "C")
 
 
+def test_a_label_names_no_option_that_is_not_set() -> None:
+    machine = {"name": "h200", "device": "cuda", "allocator": "expandable_segments"}
+    plain, other = on_gpus("ulysses", 100.0), on_gpus("ulysses", 90.0, config={"hardware": machine})
+    found = data_of({"monday": [*plain, *other]})
+    parts = [set(each) for each in found["settings"]]
+    assert sorted(map(len, (parts[0] - parts[1], parts[1] - parts[0]))) == [0, 1]
+
+
 def test_what_was_out_of_memory_is_marked_and_what_was_refused_is_not_there() -> None:
     refused = row(status="unsupported", method="ulysses", sp_size=3, seq_len=99)
     data = data_of(

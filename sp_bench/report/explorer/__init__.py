@@ -24,6 +24,7 @@ from sp_bench.analysis.metrics import memory_gib, mj_per_token, sent_gib
 from sp_bench.analysis.ratios import of_one_machine
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import SMALLEST, Difference, Setting, is_baseline, settings
+from sp_bench.config.options import BY_PATH
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.trial import TRAINING
 from sp_bench.formats import counted, whole
@@ -35,6 +36,8 @@ from sp_bench.rows import campaign_file
 
 DIGITS = 5  # of numbers on the page
 MAX_TEXT = 2000  # characters
+# Parts of titles that labels do without: the other lines say what they have
+UNSET = {words.option(words.PACKING, "none"), *(words.option(path, None) for path in BY_PATH)}
 Numbers = tuple[float | None, float | None, float | None]  # a value and its interval
 
 
@@ -206,7 +209,7 @@ def data(found: Sequence[Setting], commands: Mapping[str, Sequence[str]]) -> dic
         "rows": [[str(row["file"]).rpartition("/")[2] for row in cell.rows] for cell in kept.values()],
         "line": of_line,
         "lines": [{"setting": line[0], "name": shown(line[-1], MAX_TEXT)} for line in lines],
-        "settings": [[shown(part, MAX_TEXT) for part in setting.parts] for setting in found],
+        "settings": [[shown(part, MAX_TEXT) for part in setting.parts if part not in UNSET] for setting in found],
         "commands": {
             shown(name, MAX_TEXT): [shown(each, MAX_TEXT) for each in known] for name, known in commands.items()
         },
