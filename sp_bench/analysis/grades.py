@@ -61,16 +61,17 @@ def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:
         return Grade(", ".join(evidence), "not all ranks were there")
     rows = [(cell, cell.launches[key]) for cell in cells for key in launches]
     flags = sorted({flag for cell in cells for key in launches for flag in cell.doubts[key]} & DOUBTS)
-    aged = [
-        change.commit
-        for change in code_changes()
-        if any(change.concerns(cell) and row["started_at"] < change.at for cell, row in rows)
-    ]
+    aged = dict.fromkeys(commit for cell, row in rows for commit in aged_by(cell, row["started_at"]))
     why = [f"flagged {' '.join(flags)}"] * bool(flags) + [f"code before {commit}" for commit in aged]
     number = counted(len(launches), "replicate")
     if why or len(launches) < 2:
         return Grade(C, ", ".join([*why, number]))
     return Grade(A if len(launches) >= MIN_REPLICATES else B, number)
+
+
+def aged_by(cell: Cell, started_at: datetime) -> list[str]:
+    """The commits that moved the cell's speed after its rows began."""
+    return [change.commit for change in code_changes() if started_at < change.at and change.concerns(cell)]
 
 
 @cache

@@ -6,18 +6,17 @@ several, and `link=none`, messages that take no time, is what the others must be
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from statistics import median
 from typing import Any
 
 from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.grades import aged_by
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.ratios import ratio_of_pairs
 from sp_bench.analysis.words import link
 from sp_bench.config.trial import NO_DELAY
 
-# Commit c1f674b: since then each kernel has one message beside it, which starts first.
-OVERLAP_CHANGED = datetime(2026, 11, 22, 22, 20, tzinfo=UTC)
 SMALLEST_SIGN = 0.03  # measured differences below this share have no sign to predict
 _OF_WORLD = ("world", "link", "real_rank")
 
@@ -80,8 +79,8 @@ class Held:
 
     @property
     def is_like_code(self) -> bool:
-        """False: its messages run beside kernels, and the measured rows are older than today's overlap."""
-        return not (_overlaps(self.one) and _newest(self.measured) < OVERLAP_CHANGED)
+        """False: a change that moves its speed came between the two."""
+        return _is_like_code(self.one, self.measured)
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def signs(helds: Sequence[Held], cells: Sequence[Cell]) -> list[Sign]:
             newest, ratio = max(beside, key=lambda pair: _newest(pair[0]))
             both = ring.no_delay, ulysses.no_delay
             without = ratio_of_pairs(both[0], both[1]) if both[0] and both[1] else None
-            found.append(Sign(ulysses, ratio, predicted, without, _newest(newest) >= OVERLAP_CHANGED))
+            found.append(Sign(ulysses, ratio, predicted, without, _is_like_code(ring.one, newest)))
     return found
 
 
@@ -193,8 +192,8 @@ def _beside(cell: Cell) -> tuple[Any, ...]:
     return (cell.but(*_OF_WORLD, "method"), link(cell.options))
 
 
-def _overlaps(cell: Cell) -> bool:
-    return (cell.asked["ring_degree"] or 1) > 1 or (cell.asked["head_chunks"] or 1) > 1
+def _is_like_code(a: Cell, b: Cell) -> bool:
+    return aged_by(a, _newest(a)) == aged_by(b, _newest(b))
 
 
 def _newest(cell: Cell) -> datetime:

@@ -53,7 +53,7 @@ def test_rows_age_by_a_change_that_concerns_them_and_by_no_other() -> None:
     exchange, chunks = (
         difference(
             replicated(10.0, [1.0] * 6, **before, **ULYSSES, **options),
-            replicated(11.0, [1.0] * 6, method="all_gather", **before),
+            replicated(11.0, [1.0] * 6, method="upipe", **before),
         )
         for options in ({}, {"head_chunks": 4})
     )

@@ -5,13 +5,15 @@ from datetime import timedelta
 
 import pytest
 
-from sp_bench.analysis.held import OVERLAP_CHANGED, groups, held, signs
+from sp_bench.analysis.grades import code_changes
+from sp_bench.analysis.held import groups, held, signs
 from sp_bench.report import held_tables
 
 from .pages import page_of
 from .rows import cells_of, row
 
-NEW, OLD = OVERLAP_CHANGED + timedelta(days=1), OVERLAP_CHANGED - timedelta(days=1)
+(CHANGED,) = [change.at for change in code_changes() if change.commit == "c1f674b"]
+NEW, OLD = CHANGED + timedelta(days=1), CHANGED - timedelta(days=1)
 
 
 def one(link: str = "nvlink", **columns):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from sp_bench.analysis.held import OVERLAP_CHANGED
 from sp_bench.analysis.metrics import memory_gib, tokens_per_s_per_gpu
 from sp_bench.analysis.over_depth import over_depth
 from sp_bench.analysis.settings import settings
@@ -89,7 +88,7 @@ def test_a_published_step_stands_beside_the_line_and_never_as_measured():
 
 
 def test_a_ratio_is_within_the_error_that_rows_of_all_ranks_show():
-    short = {"sp_size": 4, "seq_len": 32768, "link": "nodes_400g", "started_at": OVERLAP_CHANGED}
+    short = {"sp_size": 4, "seq_len": 32768, "link": "nodes_400g"}
     near = [step(36, 95.0, 20, **short) | {"evidence": "one_rank"}, step(36, 100.0, 20, world="ranks", **short)]
     cells = cells_of([step(2, 20_000.0, 12), step(4, 40_000.0, 14), *near])
     by_metric = {of.published.metric: of for of in beside_one_rank(cells).lines}
