@@ -121,8 +121,9 @@ class Sign:
 
 
 def held(cells: Sequence[Cell]) -> list[Held]:
-    """Those that have a measured cell: training steps first, most ranks first, the longest first."""
-    ones = [cell for cell in cells if cell.ok and not cell.all_ranks_were_there]
+    """Those that have a measured cell and do not wait for the host: training steps first, most ranks first, the longest
+    first."""
+    ones = [cell for cell in cells if cell.ok and not (cell.all_ranks_were_there or cell.waits_for_the_host)]
     measured = _by_place(cell for cell in cells if cell.ok and cell.all_ranks_were_there)
     instant = _by_place(cell for cell in ones if link(cell.options) == NO_DELAY)
     found = [

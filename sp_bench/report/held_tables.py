@@ -16,7 +16,8 @@ ABOUT_GROUPS = (
     "Predicted over measured: times, and peaks of allocated memory; medians, with the range. Without delay: messages "
     "that take no time. Scaled: as if both machines computed as fast, by the step without messages, where both "
     "measured it. Kernels, and exposed messages within 30% or 0.5% of the step: of the one step that was traced. Left "
-    "out: cells whose measured rows are of older code, whose messages overlapped with kernels in another way."
+    "out: cells whose measured rows are of older code, whose messages overlapped with kernels in another way. "
+    "Cells that wait for the host are left out."
 )
 ABOUT_CELLS = (
     "Predicted over measured, beside the newest measured cell of equal options. Kernels and exposed messages are of "
