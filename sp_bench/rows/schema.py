@@ -304,8 +304,8 @@ COLUMNS = (
         "update_error of 5 steps of all layers at the trial's own settings",
         required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("line_error", REAL, "",
-        "train_step: what the loss changes by where timed steps begin or end, over the largest; in the first rows, how "
-        "far it was off how it went at the reduced length",
+        "train_step: what the loss changes by at most from one step to the next, over the largest; older rows: where "
+        "timed steps begin or end, and the first, how far it was off how it went at the reduced length",
         required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("last_update_error", PARAMETER_ERROR, "roundings", "update_error of the step that is not timed",
         required=("train_step",), since=5, unless=("one_rank",)),

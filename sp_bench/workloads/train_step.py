@@ -92,7 +92,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     if shorter is not None:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
         timed_columns = timed_step.check_first_step(first, shorter)
-        timed_columns |= timed_step.check_line(results, shorter.line, schedule, judged=is_judged(config))
+        timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
     if job.proof:
         repeated = first_gradient.compared(config, float(results[0].grad_norm), job.proof)
         training_step.require({"gradient": repeated})

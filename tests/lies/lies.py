@@ -1103,9 +1103,13 @@ def _later_rates_tenfold() -> None:
     AdamW.step = step
 
 
-def _in_timed_steps(change: Callable[[Any, int, Any], Any], micro_batches: int = 1) -> Callable[[], None]:
-    """A lie of the two timed steps alone: `change` gets the training, which of a step's micro-batches it is and the
-    micro-batch, and gives the one that is trained on."""
+def _in_steps(
+    change: Callable[[Any, int, Any], Any],
+    micro_batches: int = 1,
+    which: Callable[[int], bool] = lambda step: step < 2,
+) -> Callable[[], None]:
+    """A lie of `which` of the steps that follow, as of the two timed ones alone: `change` gets the training, which of a
+    step's micro-batches it is and the micro-batch, and gives the one that is trained on."""
 
     def plant() -> None:
         from sp_bench.engines.fsdp2 import Training
@@ -1116,7 +1120,7 @@ def _in_timed_steps(change: Callable[[Any, int, Any], Any], micro_batches: int =
             step, index = divmod(taken[0], micro_batches)
             taken[0] += 1
             attentions = [block.attention.attention for block in self.decoder.blocks]
-            losses = honest(self, change(self, index, batch) if step < 2 else batch, num_valid_tokens)
+            losses = honest(self, change(self, index, batch) if which(step) else batch, num_valid_tokens)
             for block, attention in zip(self.decoder.blocks, attentions, strict=True):
                 block.attention.attention = attention
             return losses
@@ -1132,6 +1136,10 @@ def _without_labels(batch: Any, first: int) -> Any:
     labels = batch.labels.clone()
     labels[:, first:] = IGNORED
     return replace(batch, labels=labels)
+
+
+def _half_of_text(_: Any, __: int, batch: Any) -> Any:
+    return _without_labels(batch, batch.labels.shape[1] // 2)
 
 
 def _without_attention(training: Any, index: int, batch: Any) -> Any:
@@ -1183,11 +1191,13 @@ LIES = {
     "learning_rate_has_a_floor": _learning_rate_has_a_floor,
     "clipping_at_one_ignored": _clipping_at_one_ignored,
     "later_rates_tenfold": _later_rates_tenfold,
-    "last_micro_batch_dropped": _in_timed_steps(
+    "last_micro_batch_dropped": _in_steps(
         lambda _, index, batch: _without_labels(batch, 0) if index else batch, micro_batches=2
     ),
-    "half_of_timed_text": _in_timed_steps(lambda _, __, batch: _without_labels(batch, batch.labels.shape[1] // 2)),
-    "timed_attention_left_out": _in_timed_steps(_without_attention),
+    "half_of_timed_text": _in_steps(_half_of_text),
+    "half_of_text_after_the_first_step": _in_steps(_half_of_text, which=lambda step: step > 0),
+    "half_of_text_in_every_second_step": _in_steps(_half_of_text, which=lambda step: step % 2 == 1),
+    "timed_attention_left_out": _in_steps(_without_attention),
     **{f"kv_head_of_{name}_3_percent_off": _off_by_3_percent(place) for place, name in enumerate(TENSORS)},
     **{f"last_row_of_{TENSORS[place]}_3_percent_off": _off_by_3_percent(place, last_row=True) for place in (0, 1)},
     "timed_output_halved": _of_timed_attention(0),

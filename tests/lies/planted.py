@@ -657,6 +657,24 @@ LIES += [
                 "measure",
                 False,
             ),
+            *(
+                (
+                    name,
+                    what,
+                    (*TRAIN_STEP, "workload.warmup_steps=2"),
+                    "the losses of the steps on one text are .* change by 0.(49|5)",
+                    "warmup",
+                    quick,
+                )
+                for name, what, quick in (
+                    (
+                        "half_of_text_after_the_first_step",
+                        "every step after the first, which is a warm-up step, trains on half of the text",
+                        False,
+                    ),
+                    ("half_of_text_in_every_second_step", "every second step trains on half of the text", True),
+                )
+            ),
             (
                 "timed_attention_left_out",
                 "the timed steps leave out attention, and no other step does",

@@ -60,7 +60,9 @@ def run(tmp_path, tmp_path_factory, monkeypatch, capfd, proven):
     """The row of the one trial that tells a lie in a dtype; `relies`: on the proof of an honest one before it."""
 
     def run(lie: Lie, dtype: str, *, relies: bool = False) -> dict[str, object]:
-        words = ("run", *lie.trial, *SHORT, f"dtype={dtype}", "campaign=lies", "--no-report")
+        given = {word.split("=")[0] for word in lie.trial}
+        short = [word for word in SHORT if word.split("=")[0] not in given]
+        words = ("run", *lie.trial, *short, f"dtype={dtype}", "campaign=lies", "--no-report")
         if relies and words not in proven:
             proven[words] = tmp_path_factory.mktemp("honest")
             monkeypatch.chdir(proven[words])
