@@ -157,3 +157,16 @@ def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name):
     for config in configs:
         assert proofs.missing_reason(config, RESULTS) is None, json.loads(canonical(config))
         assert plan.reason_anywhere(config) is None
+
+
+def test_the_first_command_in_one_rank_hybrid_proves_all_of_its_cells(tmp_path):
+    lines = (conf_folder() / "sweep" / "one_rank_hybrid.yaml").read_text().splitlines()
+    first, second = (line.split()[3:] for line in lines if line.startswith("#   sp-bench run "))
+    proving, cells = (sweep.configs(overrides.read_arguments(words))[0] for words in (first, second))
+    assert (len(proving), len(cells)) == (6, 18)
+    assert all(plan.reason_anywhere(config) is None for config in (*proving, *cells))
+    (tmp_path / "c").mkdir()
+    for config in proving:
+        row_of(config, tmp_path)
+    for config in cells:
+        assert proofs.missing_reason(config, tmp_path) is None, json.loads(canonical(config))
