@@ -13,14 +13,12 @@ from sp_bench.measure.timing import Measurement, Schedule, allocated_bytes, meas
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.timed_length import Draw, Step, budget_at, check_attention, check_results
 from sp_bench.workloads import Job, arms
-from sp_bench.workloads.step import attention_step, two_sets
+from sp_bench.workloads.step import attention_step, three_sets
 
 
 class Turns:
-    """Steps that are taken in turn, so that none reads the inputs of the one before. The results of the last timed step
-    stay until `results`."""
-
-    kept_from: int  # which of the steps it was
+    """Three steps, each on inputs of its own: two are taken in turn, so that none reads the inputs of the one before.
+    The third is the last timed one, whose inputs no step has read. What it returns stays until `results`."""
 
     def __init__(self, steps: Sequence[Step], schedule: Schedule) -> None:
         self._steps, self._schedule = steps, schedule
@@ -28,11 +26,11 @@ class Turns:
         self._kept: list[Tensor] = []
 
     def __call__(self) -> None:
-        turn = self._taken % len(self._steps)
-        results = self._steps[turn]()
+        is_last_timed = self._taken + 1 == self._schedule.last_timed
+        results = self._steps[2 if is_last_timed else self._taken % 2]()
         self._taken += 1
-        if self._taken == self._schedule.last_timed:
-            self._kept, self.kept_from = list(results), turn
+        if is_last_timed:
+            self._kept = list(results)
 
     def results(self) -> list[Tensor]:
         """What the last timed step returned, which is not kept any longer."""
@@ -60,7 +58,7 @@ def run(job: Job) -> Measurement:
     leftover = allocated_bytes(device)
     shape = config.attention_shape(config.seq_len)
     local_len = shape.seq_len // config.sp_size
-    sets = two_sets(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
+    sets = three_sets(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
     inputs, backward = sets[0], config.workload.pass_kind == "forward_backward"
     sinks = reduced_length.random_sinks(shape, device, config.seed)
     step = partial(attention_step, inputs, backward=backward, sinks=sinks)
@@ -68,12 +66,13 @@ def run(job: Job) -> Measurement:
     with methods.open_counted(config.method, kernel, shape, mesh) as attention:
         eager = partial(step, attention)
         timed = as_launched(eager, config.workload)
-        other = partial(attention_step, sets[1], attention, backward=backward, sinks=sinks)
-        steps = [timed, timed if isinstance(timed, Replay) else other]  # a graph reads the inputs it was recorded with
+        if isinstance(timed, Replay):  # a graph reads the inputs it was recorded with
+            sets, steps = [inputs] * 3, [timed] * 3
+        else:
+            steps = [partial(attention_step, each, attention, backward=backward, sinks=sinks) for each in sets]
         schedule = Schedule(config.workload)
         turns = Turns(steps, schedule)
         read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)
-        is_replayed = isinstance(timed, Replay)
         budget = budget_at(columns, config) if config.world == "ranks" else {}
 
         def enter_phase(name: str) -> None:
@@ -81,9 +80,8 @@ def run(job: Job) -> Measurement:
             if name == "ledger":  # nothing of the results is on the device while a further step runs
                 results = turns.results()
                 if config.world == "ranks":
-                    last = (inputs if is_replayed else sets[turns.kept_from])[: len(read)]
                     columns["timed_rel_error"] = check_results(
-                        results, last, attention.layout, shape, mesh, draw, budget, sinks
+                        results, sets[2][: len(read)], attention.layout, shape, mesh, draw, budget, sinks
                     )
 
         measurement = measure(turns, schedule, device, enter_phase, job.trace_to, counted=eager)

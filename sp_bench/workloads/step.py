@@ -32,15 +32,15 @@ def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, se
     ]
 
 
-def two_sets(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[list[Tensor]]:
-    """Two sets of inputs as `local_inputs` draws them. The second begins one token behind the first in the same memory:
+def three_sets(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[list[Tensor]]:
+    """Three sets of inputs as `local_inputs` draws them. Each begins a token behind the one before in the same memory:
     its tensors lie elsewhere, and take no memory of their own but for that token."""
     wider = replace(shape, batch_size=1)
-    drawn = local_inputs(wider, shape.batch_size * local_len + 1, device, seed)
+    drawn = local_inputs(wider, shape.batch_size * local_len + 2, device, seed)
     sizes = [(shape.batch_size, local_len, *x.shape[2:]) for x in drawn]
     return [
-        [x[:, start : x.shape[1] - 1 + start].view(size) for x, size in zip(drawn, sizes, strict=True)]
-        for start in (0, 1)
+        [x[:, start : x.shape[1] - 2 + start].view(size) for x, size in zip(drawn, sizes, strict=True)]
+        for start in range(3)
     ]
 
 
