@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -33,6 +32,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure import ledger, one_rank, record
 from sp_bench.measure.incorrect import CannotTell, Incorrect
+from sp_bench.measure.meeting import meet
 from sp_bench.testing import faults
 from sp_bench.training.offload import OutOfHostMemory
 
@@ -153,19 +153,7 @@ def _join(config: TrialConfig, device: torch.device) -> None:
     if config.world == "one_rank":
         one_rank.join(config.real_place or 0, config.world_size, config.ranks_per_node, config.link, device)
         return
-    if handover.LISTEN_FD in os.environ:  # rank 0, if whoever started it listens at that port already
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # init_process_group finds this server by its port, because both are multi-tenant, and keeps it
-        server = TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=int(os.environ.pop(handover.LISTEN_FD)),
-        )
-        assert server.port == port
-    dist.init_process_group(config.fabric.backend, device_id=device if device.type == "cuda" else None)
+    meet(config, device)
 
 
 def _enter_phase(folder: Path, rank: int, name: str) -> None:

@@ -1,6 +1,7 @@
 """doctor, methods: what this machine and the methods can do."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sp_bench.cli.options import FAILURES, AsJson, exit_if_failed, named_campaigns
-from sp_bench.cli.run import Reporter
+from sp_bench.cli.run import Reporter, serve
 from sp_bench.config.parsing import ConfigError, shown
 
 
@@ -33,11 +34,11 @@ def doctor(
     With --gpus: measure for about a minute how fast each GPU of this host multiplies matrices and computes attention,
     and how fast each pair and all together exchange messages. A GPU over 10% below what committed rows of its kind
     reach, or below the median here, is named, as is one with a lowered power limit or too hot; the exit code is then 1.
-    Start it on each host:
+    It measures this host, or the hosts of a Slurm job or of torchrun together, and the links between them:
 
         sp-bench doctor --gpus
 
-        srun --ntasks-per-node=1 sp-bench doctor --gpus
+        sp-bench doctor --gpus num_nodes=2
     """
     from sp_bench.driver import campaign, overrides, sweep
     from sp_bench.look import doctor as examination
@@ -67,19 +68,21 @@ def doctor(
 
 
 def _measure_gpus(arguments: list[str], *, as_json: bool) -> None:
-    from sp_bench.driver import overrides, progress, sweep
+    from sp_bench.driver import allocation, overrides, progress, sweep
     from sp_bench.look import health as examination
     from sp_bench.predict import fitted
 
-    own = overrides.replaced([] if "hardware=cpu" in arguments else examination.here(), arguments)
+    own = [] if "hardware=cpu" in arguments else examination.here(_num_nodes(arguments))
     overrides.use_config_dirs([])
-    configs, _ = sweep.configs(overrides.read_arguments(own))
+    configs, settings = sweep.configs(overrides.read_arguments(overrides.replaced(own, arguments)))
     if len(configs) != 1:
         raise ConfigError(f"--gpus takes one value of each option; these are {len(configs)} trials")
+    if configs[0].num_hosts > 1 and (hosts := allocation.here()).node:
+        raise typer.Exit(serve(settings.folder, hosts))
     with progress.working() as say:
-        health = examination.measure(configs[0], say)
+        health = examination.measure(configs[0], settings.folder, say)
     expected = examination.Rates(**fitted.rates_of(configs[0]))
-    wrong = examination.complaints(health, expected)
+    wrong = list(examination.complaints(health, expected))
     if as_json:
         found = health.as_json() | {"expected": asdict(expected), "wrong": wrong}
         print(json.dumps(found, indent=1))
@@ -87,6 +90,11 @@ def _measure_gpus(arguments: list[str], *, as_json: bool) -> None:
         examination.show(health, expected, wrong)
     if wrong:
         raise typer.Exit(1)
+
+
+def _num_nodes(arguments: Sequence[str]) -> int:
+    given = [word.partition("=")[2] for word in arguments if word.startswith("num_nodes=")]
+    return int(given[-1]) if given and given[-1].isdecimal() else 1
 
 
 def methods(

@@ -163,7 +163,7 @@ def _run_sweep(
         words = campaign_file.command("resume" if found.settings.resume else "run", arguments, config_dirs or ())
         hosts = allocation.here()
         if hosts.node and not found.settings.plan_only:
-            raise typer.Exit(_serve(found.settings.folder, hosts))
+            raise typer.Exit(serve(found.settings.folder, hosts))
         statuses = campaign.run(
             found.configs, found.settings, reporter, found.searches, as_json=as_json, only=only, words=words, **logger
         )
@@ -196,7 +196,7 @@ def _logger(name: str) -> Any:
     return Logger(name)
 
 
-def _serve(folder: Path, hosts: Any) -> int:
+def serve(folder: Path, hosts: Any) -> int:
     """Start the ranks of this host for the driver that torchrun started on another host. Returns the exit code."""
     from sp_bench.driver import node_agent, nodes
 

@@ -62,7 +62,7 @@ def unsupported_reason(
     method = methods.get(config.method.name)
     methods.primitive(config.method)
     layout = method.layout(config.method, config.sp_size)
-    if reason := _nodes_reason(config, num_hosts) or _sharing_reason(config) or _peer_access_reason(config):
+    if reason := hosts_reason(config, num_hosts) or _sharing_reason(config) or _peer_access_reason(config):
         return reason
     if reason := _graph_reason(config) or _one_rank_reason(config):
         return reason
@@ -133,7 +133,8 @@ def resolve(config: TrialConfig) -> Resolved:
     )
 
 
-def _nodes_reason(config: TrialConfig, num_hosts: int | None) -> str | None:
+def hosts_reason(config: TrialConfig, num_hosts: int | None) -> str | None:
+    """Why the ranks cannot be on `num_nodes` hosts. num_hosts: hosts of this run; None: as many as the trial needs."""
     if config.num_nodes == 1:
         return None
     if config.world_size % config.num_nodes:

@@ -2,7 +2,7 @@
 
     python -m sp_bench.measure.health <folder>/trial.json
 
-The ranks of one host meet by a file beside trial.json. Rank 0 hands over a record with an entry for each of them.
+Rank 0 hands over a record with an entry for each rank.
 look/health.py starts them and judges the numbers.
 """
 
@@ -21,6 +21,7 @@ from sp_bench import handover, kernels
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops
 from sp_bench.measure.counters import DeviceCounters
+from sp_bench.measure.meeting import meet
 from sp_bench.measure.timing import time_steps
 
 
@@ -56,13 +57,7 @@ def _measure(config: TrialConfig, rank: int, folder: Path) -> None:
         dist.barrier()
 
     handover.enter_phase(folder, rank, "start")
-    dist.init_process_group(
-        config.fabric.backend,
-        init_method=f"file://{folder / 'meeting'}",
-        rank=rank,
-        world_size=config.world_size,
-        device_id=device if device.type == "cuda" else None,
-    )
+    meet(config, device)
     enter("matrix products")
     mine = _products(config, device)
     enter("attention")

@@ -90,7 +90,8 @@ def rates_of(config: TrialConfig) -> dict[str, Any]:
     Empty without rows of its hardware, fabric and dtype."""
     fitted = load()
     fit = fitted.fits.get(config.hardware.name)
-    if fit is None or config.dtype != "bfloat16" or config.fabric.name != fit.fabric:
+    inside_hosts = {fit.fabric, "network"} if fit else ()  # which has NVLink inside a host too
+    if fit is None or config.dtype != "bfloat16" or config.fabric.name not in inside_hosts:
         return {}
     attention_ms, products_ms = (
         fit.rates.attention.get(f"flops {config.kernel.name}"),

@@ -1,5 +1,6 @@
 """Trials over two hosts without Slurm: two network namespaces, and the same torchrun command in each."""
 
+import json
 import os
 import signal
 import subprocess
@@ -139,6 +140,18 @@ def test_the_torchrun_command_of_the_page_runs_trials_over_both_hosts(two):
     (row,) = two.rows
     assert (row["status"], row["num_nodes"], row["ranks_per_node"]) == ("ok", 2, 2), row["reason"]
     assert row["internode_counted_bytes"] == row["internode_predicted_bytes"]
+    assert [*(two.folder / "results" / "two" / "_work" / "nodes").iterdir()] == []
+
+
+def test_doctor_measures_the_links_between_hosts(two):
+    words = ("hardware=cpu", "fabric=gloo", "method=ring", "kernel=math", "seq_len=96", "sp_size=4", "num_nodes=2")
+    two.run("doctor", "--gpus", *words, "campaign=two", "--json")
+    codes = two.wait()
+    found = json.loads((two.folder / "host0.txt").read_text())
+    assert codes == [int(bool(found["wrong"])), 0], two.said  # which depends on how busy this machine is
+    hosts = [device["host"].partition(" (")[0] for device in found["devices"]]
+    assert hosts == ["node 0", "node 0", "node 1", "node 1"]
+    assert len({frozenset(pair["devices"]) for pair in found["pair_bytes_per_s"]}) == 6
     assert [*(two.folder / "results" / "two" / "_work" / "nodes").iterdir()] == []
 
 

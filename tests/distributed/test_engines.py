@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 import reprlib
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -125,9 +126,13 @@ def check(config: TrialConfig) -> None:
     assert 0 <= padding <= config.world_size * 12 * (config.model.num_layers + 1), config  # of each flat parameter
 
 
+SETTLED_S = 0.5  # gloo's threads hold the tensors of a finished collective until they are scheduled once more
+
+
 def tensors_left() -> list[str]:
     """The tensors that this process keeps in memory, and what holds each of them. Tensors that torch's own code holds
     are left out, and so are single numbers: those are constants of imported modules, never part of a model."""
+    time.sleep(SETTLED_S)
     gc.collect()
     tensors = (each for each in gc.get_objects() if isinstance(each, torch.Tensor))
     found = [t for t in tensors if t.device.type != "meta" and t.numel() > 1]

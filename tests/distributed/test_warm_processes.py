@@ -5,6 +5,7 @@ A test is skipped if its libraries are not installed.
 """
 
 import gc
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -14,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from ranks import run
-from test_engines import HF, needs
+from test_engines import HF, SETTLED_S, needs
 from test_engines import as_a_rank as on_cpus
 from test_hf_fsdp2 import as_on_devices
 from test_megatron import as_on_cuda
@@ -36,6 +37,7 @@ Tensors = list[tuple[str, int]]  # dtype and bytes of each
 def tensors() -> Tensors:
     """Those of several floating-point numbers that this process has in memory; each memory once. What was frozen is
     unfrozen after the collection, so garbage in it is counted: a trial would not get rid of it either."""
+    time.sleep(SETTLED_S)
     gc.collect()
     gc.unfreeze()
     found = (each for each in gc.get_objects() if isinstance(each, torch.Tensor) and not isinstance(each, DTensor))
