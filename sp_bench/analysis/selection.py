@@ -25,11 +25,11 @@ from sp_bench.rows.row import MEASURED
 from sp_bench.rows.schema import SCHEMA
 
 # Samples of every rank and step, which no page shows.
-_RAW = (
+RAW = (
     *("rank_step_ms", "compute_only_rank_ms", "host_step_ms", "curve", "grad_norm"),
     *("peak_allocated_bytes", "peak_host_bytes"),
 )
-COLUMNS = tuple(name for name in SCHEMA.names if name not in _RAW)
+COLUMNS = tuple(name for name in SCHEMA.names if name not in RAW)
 MACHINES_DIFFER = 0.06  # equal cells of equal code on healthy machines, over all committed rows
 MIXED = ""  # the pool of all rows with --mix
 

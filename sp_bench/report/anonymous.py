@@ -9,20 +9,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import pyarrow as pa
+
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import listed
 from sp_bench.analysis.selection import Selection
 from sp_bench.config.options import BY_COLUMN, BY_PATH
 from sp_bench.config.trial import TrialConfig
 from sp_bench.formats import counted
-from sp_bench.hardware import PACKAGES
+from sp_bench.hardware import OF_PUBLIC_VALUES, PACKAGES
 from sp_bench.rows import store
 from sp_bench.rows.names import OWN_CODE, config_leaves
+from sp_bench.rows.schema import SCHEMA
 
 LEFT_OUT = "(left out)"
-FREE = ("git_sha", "git_dirty", "campaign", "launched_kernels", "kernel_launches", "trace_files")  # left out
+FREE = ("git_sha", "git_dirty", "campaign", "launched_kernels", "kernel_launches", "trace_files", "digest")  # left out
 LIBRARIES = ("implementation", "engine_implementation")  # name==version, one or several
-PARAMETERS = ("grad_error", "update_error", "fp32_grad_error")  # name the parameter
+# They name the parameter
+PARAMETERS = ("grad_error", "update_error", "fp32_grad_error", "full_update_error", "last_update_error")
 ENVIRONMENT = ("python", "cpu_cores", "device_names", "driver", "cuda", "cudnn", "nccl", "process_group")  # kept
 OOM_SITES = ("torch", "nccl", "host")
 DEVICES = ("a100", "b200", "cpu", "h100", "h200")  # of conf/hardware
@@ -39,7 +43,7 @@ def anonymous(selection: Selection) -> Selection:
     rows["reason"] = [LEFT_OUT if isinstance(value, str) else None for value in rows["reason"]]
     rows["oom_site"] = [value if value in OOM_SITES else None for value in rows["oom_site"]]
     rows["flags"] = [[flag for flag in listed(value) if flag in words.FLAGS] for value in rows["flags"]]
-    for column in BY_COLUMN.keys() & {*rows.columns}:
+    for column in [each for each in BY_COLUMN if pa.types.is_string(SCHEMA.field(each).type)]:
         rows[column] = [name(value) if isinstance(value, str) else value for value in rows[column]]
     for column in LIBRARIES:
         rows[column] = [_libraries(value, name) if isinstance(value, str) else value for value in rows[column]]
@@ -55,6 +59,7 @@ def anonymous(selection: Selection) -> Selection:
         for nodes in rows["node_environments"]
     ]
     rows["folder"] = [campaign(str(value)) for value in rows["folder"]]
+    rows["proof"] = [_proof(value, campaign) if isinstance(value, str) else None for value in rows["proof"]]
     identity = rows[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
     files = (store.RowName(*each).file_name for each in identity)
     rows["file"] = [f"{folder}/{file}" for folder, file in zip(rows["folder"], files, strict=True)]
@@ -74,7 +79,8 @@ class _Numbered:
         return self._found.setdefault(text, f"{self._noun} {len(self._found) + 1}")
 
     def knows(self, text: str) -> bool:
-        return text in self._known or text.replace(",", "").isdecimal()  # lengths of documents
+        is_numbers = text.replace(",", "").isdecimal()  # lengths of documents
+        return text in self._known or is_numbers or OF_PUBLIC_VALUES.fullmatch(text) is not None
 
 
 def _known_words() -> set[str]:
@@ -105,13 +111,23 @@ def _public(version: str) -> str:
     return version.partition("+")[0]
 
 
+def _proof(text: str, campaign: _Numbered) -> str:
+    """campaign 1/_proofs/... The rest is made of ids."""
+    folder, slash, rest = text.partition("/")
+    return campaign(folder) + slash + rest
+
+
 def _config(text: Any, name: _Numbered) -> str | None:
-    """The config by dotted names; None if it is missing or unreadable."""
-    leaves = {
+    """The config as it is if all its names are known, since ids are its hash; else by dotted names. None if it is
+    missing or unreadable."""
+    leaves = config_leaves(text)
+    known = {
         ".".join(map(name, path.split("."))): name(value) if isinstance(value, str) else value
-        for path, value in config_leaves(text).items()
+        for path, value in leaves.items()
     }
-    return json.dumps(leaves, sort_keys=True) if leaves else None
+    if known and known == leaves and text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")):
+        return text  # nothing hides in it, as a key that stands twice
+    return json.dumps(known, sort_keys=True) if known else None
 
 
 def _environment(value: Any) -> Any:

@@ -11,12 +11,19 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from sp_bench.analysis.selection import select
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sp_bench.analysis.selection import RAW, select
 from sp_bench.config.parsing import ConfigError
 from sp_bench.report import Options, build
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
 from sp_bench.rows import campaign_file, git, json_file, packed, plans, proofs, store
+from sp_bench.rows.digest import DIGEST, digests
+from sp_bench.rows.frame import of_table
+from sp_bench.rows.schema import SCHEMA
 
 SUMS = "SHA256SUMS"
 README = """Rows of sp_bench{names}.
@@ -39,7 +46,7 @@ title: "sp_bench: Ulysses sequence parallelism or Ring Attention?"
 authors:
   - name: The sp_bench authors
 version: {version}
-license: Apache-2.0
+{commit}license: Apache-2.0
 """
 
 
@@ -52,7 +59,7 @@ def write(
     say: Callable[[str], None] = lambda words: None,
 ) -> int:
     """Write the archive of some campaigns, whole or not at all. Returns the number of its files. An anonymous archive
-    has no rows, since they identify who ran them.
+    has the rows of the report, anonymous as there, and no plans and proofs.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
@@ -80,19 +87,60 @@ def write(
         made = (path for path in built.page.parent.rglob("*") if path.is_file() and path.name[0] != ".")
         files |= {f"report/{path.relative_to(built.page.parent).as_posix()}": path.read_bytes() for path in made}
     version = metadata.version("sp_bench")
-    shown = anonymous(selection) if options.anonymous else selection
+    shown = selection
+    if options.anonymous:
+        shown = anonymous(selection)
+        files |= _packs(_with_samples(shown.rows, list(selection.rows["file"]), folders))
     git_shas = [sha for sha in shown.rows["git_sha"].unique() if isinstance(sha, str)]
     commits = [(f"commit of {sha}", commit) for sha, commit in git.commits_of_trees(git_shas).items()]
     texts = {
         "environment.txt": "".join(f"{what}: {value}\n" for what, value in [*environment(shown), *commits]),
-        "README.txt": README.format(names="" if options.anonymous else f": {', '.join(names)}", version=version),
-        "CITATION.cff": CITATION.format(version=version),
+        "README.txt": _readme(() if options.anonymous else names, version),
+        "CITATION.cff": CITATION.format(version=version, commit=_newest_commit(shown.rows)),
     }
     files |= {name: text.encode() for name, text in texts.items()}
     sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
     say("compressing")
     _zip(files | {SUMS: sums.encode()}, out)
     return len(files) + 1
+
+
+def _readme(names: Sequence[str], version: str) -> str:
+    """names: of the campaigns; an anonymous archive has none of them, no plans and no proofs."""
+    text = README.format(names=f": {', '.join(names)}" if names else "", version=version)
+    return "".join(line for line in text.splitlines(True) if names or not line.startswith("rows/<campaign>/_"))
+
+
+def _newest_commit(rows: pd.DataFrame) -> str:
+    """The line of CITATION.cff; empty if unknown."""
+    known = [(at, sha) for at, sha in zip(rows["started_at"], rows["git_sha"], strict=True) if isinstance(sha, str)]
+    return f"commit: {git.short(max(known)[1], 40)}\n" if known else ""
+
+
+def _with_samples(rows: pd.DataFrame, files: Sequence[str], folders: Sequence[Path]) -> pd.DataFrame:
+    """The rows with the columns that a selection leaves out, numbers alone. files: where each row lay."""
+    found = []
+    for folder in folders:
+        samples = of_table(store.read(folder, [*RAW, *store.IDENTITY])[0])
+        names = samples[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
+        samples.index = pd.Index([f"{folder.resolve().name}/{store.RowName(*each).file_name}" for each in names])
+        found.append(samples)
+    every = pd.concat(found).loc[files]
+    return rows.assign(**{name: every[name].to_list() for name in RAW})
+
+
+def _packs(rows: pd.DataFrame) -> dict[str, bytes]:
+    """Path in the archive -> a pack of the rows of each campaign, with digests of their own, which `sp_bench.load` and
+    `report` read."""
+    files = {}
+    for folder, of in rows.sort_values("file").groupby("folder"):
+        table = pa.Table.from_pandas(of[SCHEMA.names], SCHEMA, preserve_index=False).replace_schema_metadata()
+        table = table.set_column(SCHEMA.get_field_index(DIGEST), DIGEST, pa.array(digests(table)))
+        table = table.append_column(packed.FILE_NAME, pa.array(of["file"].str.rpartition("/")[2]))
+        content = pa.BufferOutputStream()
+        pq.write_table(table, content, compression="zstd", store_schema=False, write_page_checksum=True)
+        files[f"rows/{folder}/{packed.PACK}"] = content.getvalue().to_pybytes()
+    return files
 
 
 def _zip(files: dict[str, bytes], out: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import zipfile
 
+import pyarrow.parquet as pq
 import pytest
 
 import sp_bench
@@ -11,7 +12,7 @@ from sp_bench.rows import campaign_file, git, plans, proofs, store
 from sp_bench.rows.plans import PlannedTrial
 from sp_bench.rows.proofs import Proof
 
-from ..unit.rows import commit, row
+from ..unit.rows import ENVIRONMENT, commit, row
 from .console import console, refusal
 
 
@@ -37,6 +38,7 @@ def test_an_archive_holds_rows_plans_report_and_their_checksums(campaign, capfd,
     assert len(rows) == 2
     assert names >= rows | {"report/index.html", "environment.txt", "CITATION.cff", "README.txt", "SHA256SUMS"}
     assert any(name.startswith("rows/night/_plans/") for name in names)
+    assert f"commit: {row()['git_sha']}\n" in (there / "CITATION.cff").read_text()
     assert f"rows/night/_proofs/{'a' * 12}-{'b' * 8}-{'c' * 8}.json" in names
     sums = dict(reversed(line.split("  ")) for line in (tmp_path / "there" / "SHA256SUMS").read_text().splitlines())
     assert set(sums) == names - {"SHA256SUMS"}
@@ -68,14 +70,33 @@ def test_a_campaigns_file_that_is_a_pipe_is_named_and_left_out(campaign, capfd):
 
 
 @pytest.mark.usefixtures("campaign")
-def test_equal_rows_give_equal_bytes_and_an_anonymous_archive_has_none(capfd, tmp_path):
+def test_equal_rows_give_equal_bytes(capfd, tmp_path):
     for name in ("one.zip", "two.zip"):
         assert console(capfd, "archive", "night", "--out", name)[0] == 0
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
-    assert console(capfd, "archive", "night", "--out", "blind.zip", "--anonymous")[0] == 0
+
+
+def test_an_anonymous_archive_has_rows_that_measure_the_same_and_name_nobody(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parameter = {"parameter": "alice.weight", "error": 0.1, "budget": 0.2}
+    secret = {"campaign": "alices", "proof": "alices/_proofs/x", "full_update_error": parameter, "git_sha": "a" * 40}
+    secret |= {"environment": ENVIRONMENT | {"hostname": "alicebox", "device_uuids": ["GPU-alice"]}}
+    folder = commit([row(**secret), row(method="ulysses", median_ms=5.0, **secret)], tmp_path / "alices")
+    assert console(capfd, "archive", "alices", "--out", "blind.zip", "--anonymous")[0] == 0
     with zipfile.ZipFile("blind.zip") as archive:
-        assert not [name for name in archive.namelist() if name.startswith("rows/")]
-        assert row()["git_sha"][:7].encode() not in archive.read("environment.txt")
+        archive.extractall("there")
+        names = archive.namelist()
+    assert [name for name in names if name.startswith("rows/")] == ["rows/campaign 1/packed.parquet"]
+    hidden, plain = (sp_bench.load(each) for each in (tmp_path / "there" / "rows" / "campaign 1", folder))
+    for column in ("trial_id", "method", "median_step_ms", "tokens_per_s"):
+        assert sorted(hidden[column]) == sorted(plain[column])
+    assert "commit:" not in (tmp_path / "there" / "CITATION.cff").read_text()
+    assert "_proofs" not in (tmp_path / "there" / "README.txt").read_text()
+    told = str(pq.read_table("there/rows/campaign 1/packed.parquet").to_pylist())
+    assert "alice" in str(pq.read_table(next(folder.glob("*.parquet"))).to_pylist())
+    assert "alice" not in told
+    assert "campaign 1/_proofs/x" in told
+    assert "a" * 40 not in told
 
 
 def test_an_archive_that_would_lack_a_row_is_refused(campaign, capfd, tmp_path):

@@ -351,6 +351,8 @@ def test_without_it_the_page_says_them(revealing: Path, tmp_path: Path, monkeypa
 def test_anonymous_rows_are_as_many_and_measure_the_same(revealing: Path) -> None:
     open_rows = select([revealing])
     hidden = anonymous(open_rows)
+    columns = ["num_layers", "micro_batches", "seq_len"]  # whole numbers, which JSON takes
+    assert list(hidden.rows[columns].dtypes) == list(open_rows.rows[columns].dtypes)
     before, after = cells(open_rows.rows), cells(hidden.rows)
     assert sorted(c.median_step_ms or 0 for c in before) == sorted(c.median_step_ms or 0 for c in after)
     assert len({c.series for c in after}) == len({c.series for c in before})
