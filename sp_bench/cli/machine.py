@@ -81,7 +81,7 @@ def _measure_gpus(arguments: list[str], *, as_json: bool) -> None:
         raise typer.Exit(serve(settings.folder, hosts))
     with progress.working() as say:
         health = examination.measure(configs[0], settings.folder, say)
-    expected = examination.Rates(**fitted.rates_of(configs[0]))
+    expected = fitted.rates_of(configs[0])
     wrong = list(examination.complaints(health, expected))
     if as_json:
         found = health.as_json() | {"expected": asdict(expected), "wrong": wrong}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sp_bench.cli.options import AsJson, ConfigDir, named_campaigns
-from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.driver.progress import terminal_width, working
 
 Rows = Annotated[
@@ -128,14 +128,22 @@ def advise(
     fitted = _fitted(folders, hardware)
     fit = fitted.fits[hardware]
     cluster = advice.Cluster(gpus, gpus_per_node, network, _memory_gib(fit, memory))
+    error, steps = fitted.one_rank_error, fitted.one_rank
     try:
         attention = kernel or fit.fastest_kernel
         (config,) = _steps(model, hardware, attention, fit.fabric, str(seq_len), config_dir)
         found = advice.candidates(fit, config, cluster)
-    except projection.NotProjectable as error:
-        raise ConfigError(str(error)) from None
-    steps = one_rank_steps(_measured_as_one_rank(advice.to_measure(found, cluster))) if measure else fitted.one_rank
-    ones = [] if fitted.one_rank_error is None else advice.as_one_rank(found, steps, fitted.one_rank_error, cluster)
+        if measure:
+            if error is None:
+                raise ConfigError("--measure: these campaigns do not say how wrong one rank is; leave them out")
+            runs = advice.to_measure(found, cluster, advice.link_of(cluster, _links()))
+            steps = one_rank_steps(_measured_as_one_rank(runs))
+    except projection.NotProjectable as reason:
+        raise ConfigError(str(reason)) from None
+    ones = [] if error is None else advice.as_one_rank(found, steps, error, cluster)
+    if measure and not ones:
+        why = "fewer than two methods that ran fit in its memory and do not wait for the host"
+        print(f"sp-bench: --measure: {why}; by the fit:", file=sys.stderr)
     if as_json:
         print(json.dumps([each.as_json() for each in [*ones, *advice.best_and_others(found)]], indent=1))
     else:
@@ -157,6 +165,14 @@ def _measured_as_one_rank(runs: Sequence[Sequence[str]]) -> Any:
         for status, reason in zip(failed["status"], failed["reason"], strict=True):
             raise ConfigError(f"--measure: {' '.join(words)}: {status}: {reason}")
     return reports.read([Path("results") / MEASURED])
+
+
+def _links() -> list[Any]:
+    """The files of conf/link, ours and the user's."""
+    from sp_bench.config.trial import LinkConfig
+    from sp_bench.driver import overrides
+
+    return [parse(LinkConfig, overrides.conf_file(f"link/{name}")) for name in overrides.choices("link")]
 
 
 MEASURED = "advised"  # campaign of what `advise --measure` ran

@@ -17,6 +17,7 @@ from rich.table import Table
 from sp_bench import handover, hardware, kernels
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.trial import AttentionShape, TrialConfig
+from sp_bench.costs.device_rates import DeviceRates
 from sp_bench.costs.flags import MAX_UNEVEN
 from sp_bench.driver import allocation, devices, nodes, plan
 from sp_bench.driver.overrides import THIS_DEVICE
@@ -30,17 +31,6 @@ POLL_S = 0.2
 KERNELS = ("cudnn", "sdpa_flash")  # the first that runs on these GPUs
 HARMLESS = ("sw_power_cap", "sync_boost")  # a GPU under load is at its power limit
 Key = TypeVar("Key")
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What devices of one kind reach. None: unknown."""
-
-    products_flops_per_s: float | None = None
-    attention_flops_per_s: float | None = None
-    pair_bytes_per_s: float | None = None  # that each of two ranks sends the other
-    all_bytes_per_s: float | None = None  # that each rank sends in an all-to-all
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -225,7 +215,7 @@ def _and(hosts: Sequence[str]) -> str:
     return " and ".join(dict.fromkeys(hosts))
 
 
-def complaints(health: Health, expected: Rates) -> Iterator[str]:
+def complaints(health: Health, expected: DeviceRates) -> Iterator[str]:
     """What is wrong, each with the device or the host: a rate that is over 10% below the expected one or the median of
     all (of pairs: of those inside hosts, or between them), a power limit below the usual one, a slowdown for heat or
     power, a rank that failed."""
@@ -275,7 +265,7 @@ def _below(rate: float, usual: float, unit: float, name: str) -> str:
     return f"{_three_digits(rate / unit)} {name}, {1 - rate / usual:.0%} below {_three_digits(usual / unit)}"
 
 
-def show(health: Health, expected: Rates, wrong: Sequence[str]) -> None:
+def show(health: Health, expected: DeviceRates, wrong: Sequence[str]) -> None:
     """Print a line a device, what the rates were held against, and the verdict: its `complaints`."""
     table = Table(box=None, pad_edge=False)
     table.add_column("device", no_wrap=True)

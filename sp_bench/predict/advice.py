@@ -12,11 +12,11 @@ from typing import Any
 from tabulate import tabulate
 
 from sp_bench.analysis import words
-from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
+from sp_bench.config.trial import AttentionShape, LinkConfig, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, counted, number, text_table, whole
-from sp_bench.predict.fitted import OneRankStep
+from sp_bench.predict.fitted import OneRankStep, network_gib_per_s
 from sp_bench.predict.projection import (
     SPEED,
     Basis,
@@ -56,7 +56,7 @@ class Candidate:
     ms: float
     peak_bytes: float
     band: float  # relative error of `ms` to reckon with
-    extrapolated: bool  # more ranks than were measured, or over a network
+    extrapolated: bool  # from fewer ranks, or over a network; never where one rank of as many ran
     num_nodes: int
     rests_on: tuple[Basis, ...]  # the measured training steps with the same options
     peak_errors: tuple[float, ...]  # relative, of the memory model on those of them whose peak is known
@@ -111,11 +111,11 @@ class Candidate:
             "ring_degree": self.degrees[1],
             **{short_name(path): value for path, value in zip(SPEED, step_options(config), strict=True)},
             "evidence": "one_rank" if self.one_rank else "projected",
-            "rests_on_cells": len(self.rests_on),
+            "rests_on_cells": self.one_rank.num_cells if self.one_rank else len(self.rests_on),
             "rests_on_campaigns": list(self.one_rank.campaigns) if self.one_rank else campaigns(self.rests_on),
             "step_ms": self.ms,
             "relative_error": self.band if math.isfinite(self.band) else None,  # None: not known
-            "relative_error_is_of_other_options": not has_several_lengths(self.rests_on),
+            "relative_error_is_of_other_options": not self.one_rank and not has_several_lengths(self.rests_on),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "peak_allocated_bytes": self.peak_bytes,
             "extrapolated": self.extrapolated,
@@ -274,7 +274,8 @@ def as_one_rank(
         for step in steps if _is_over_all(each, cluster) else ():
             if _is_of(step, each, cluster) and step.peak_gib <= SPARE * cluster.memory_gib:
                 band = error if each.num_nodes == 1 else max(error, each.band)  # it was held on NVLink alone
-                made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=band, one_rank=step)
+                made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=band)
+                made = replace(made, extrapolated=False, one_rank=step)
                 here = by_options.setdefault(step.options, {})
                 here[step.method] = min(here.get(step.method, made), made, key=lambda one: one.ms)
     best = max(by_options.values(), key=lambda here: (len(here), -min(one.ms for one in here.values())), default={})
@@ -283,8 +284,7 @@ def as_one_rank(
 
 def _is_of(step: OneRankStep, each: Candidate, cluster: Cluster) -> bool:
     config, network = each.config, step.network_gib_per_s
-    near = network is None or abs(network / cluster.network_gib_per_s - 1) <= SAME_NETWORK
-    return near and step == replace(
+    return (network is None or _is_near(network, cluster)) and step == replace(
         step,
         model=config.model.name,
         hardware=config.hardware.name,
@@ -298,10 +298,34 @@ def _is_of(step: OneRankStep, each: Candidate, cluster: Cluster) -> bool:
     )
 
 
+def _is_near(network_gib_per_s: float, cluster: Cluster) -> bool:
+    return abs(network_gib_per_s / cluster.network_gib_per_s - 1) <= SAME_NETWORK
+
+
+def link_of(cluster: Cluster, links: Sequence[LinkConfig]) -> str:
+    """The name of the link that models the cluster's: nvlink on one node, else one whose network carries as much.
+
+    Raises:
+        NotProjectable: there is none; the message has those that there are.
+    """
+    if cluster.gpus <= cluster.gpus_per_node:
+        return "nvlink"
+    networks = {link.name: network for link in links if (network := network_gib_per_s(link)) is not None}
+    near = [name for name, network in networks.items() if _is_near(network, cluster)]
+    if not near:
+        known = ", ".join(f"{name} ({network:.0f} GiB/s)" for name, network in networks.items())
+        raise NotProjectable(
+            f"no file of conf/link has {cluster.network_gib_per_s:g} GiB/s of a GPU to other nodes, within "
+            f"{SAME_NETWORK:.0%}; there are {known}; use --network of one of these, write such a file, or leave out "
+            "--measure, for the fit alone"
+        )
+    return min(near, key=lambda name: abs(networks[name] - cluster.network_gib_per_s))
+
+
 MOST_S = 60  # predicted seconds of a step that --measure runs whole; of a longer one it runs 2 and 4 layers
 
 
-def to_measure(found: Sequence[Candidate], cluster: Cluster) -> list[list[str]]:
+def to_measure(found: Sequence[Candidate], cluster: Cluster, link: str) -> list[list[str]]:
     """The overrides that run Ulysses, the ring and the all-gather over all GPUs as one real rank, with the options of
     the recommended way."""
     options = step_options(preferred(found).config)
@@ -312,15 +336,9 @@ def to_measure(found: Sequence[Candidate], cluster: Cluster) -> list[list[str]]:
             layers = ["model.num_layers=2,4"] if each.ms > 1e3 * MOST_S else []
             once = ["workload.warmup_steps=0", "workload.timed_steps=1", "workload.single_step=true"]
             few = ["workload.warmup_steps=1", "workload.timed_steps=3"]
-            link = "nvlink" if each.num_nodes == 1 else _link(cluster)
             one = ["world=one_rank", f"link={link}", "isolation=group", "hardware.allocator=expandable_segments"]
             runs.append([*each.overrides, *one, *layers, *(once if layers else few)])
     return runs
-
-
-def _link(cluster: Cluster) -> str:
-    """The file of conf/link for a network between hosts."""
-    return "nodes_400g" if cluster.network_gib_per_s > 33 else "nodes_200g"
 
 
 def advice(found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidate] = ()) -> list[str]:
@@ -348,7 +366,7 @@ def advice(found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidat
         f" (a tie with {words.listed_words([words.METHODS[each.config.method.name] for each in tied])})" if tied else ""
     )
     beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
-    beyond = " (extrapolated)" if best.extrapolated and not best.one_rank else ""
+    beyond = " (extrapolated)" if best.extrapolated else ""
     held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
     lines = [
         f"Use {best.named(' GPUs')}{tie}{beside}, with {in_words(step_options(best.config))}.",

@@ -22,7 +22,8 @@ from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.analysis.selection import select
 from sp_bench.config.conf_files import num_layers
 from sp_bench.config.parsing import parse
-from sp_bench.config.trial import NO_DELAY, TrialConfig
+from sp_bench.config.trial import NO_DELAY, LinkConfig, TrialConfig
+from sp_bench.costs.device_rates import DeviceRates
 from sp_bench.costs.links import message_time
 from sp_bench.formats import GIB
 from sp_bench.predict.projection import Basis, Error, Fit, Rates, StepOptions, fit, step_options
@@ -51,6 +52,10 @@ class OneRankStep:
     peak_gib: float
     layers: tuple[int, int] | None  # whose line gives the step; None: it ran whole
     campaigns: tuple[str, ...]
+
+    @property
+    def num_cells(self) -> int:
+        return 2 if self.layers else 1
 
 
 @dataclass(frozen=True)
@@ -85,25 +90,22 @@ def load() -> Fitted:
     return from_json(json.loads(files("sp_bench.predict").joinpath(FILE).read_text("utf-8")))
 
 
-def rates_of(config: TrialConfig) -> dict[str, Any]:
-    """What one device of the trial's kind reaches, by committed rows: FLOP/s, bytes/s, and the words of their source.
-    Empty without rows of its hardware, fabric and dtype."""
+def rates_of(config: TrialConfig) -> DeviceRates:
+    """What one device of the trial's kind reaches, by committed rows. Nothing without rows of its hardware, fabric and
+    dtype."""
     fitted = load()
     fit = fitted.fits.get(config.hardware.name)
     inside_hosts = {fit.fabric, "network"} if fit else ()  # which has NVLink inside a host too
     if fit is None or config.dtype != "bfloat16" or config.fabric.name not in inside_hosts:
-        return {}
-    attention_ms, products_ms = (
-        fit.rates.attention.get(f"flops {config.kernel.name}"),
-        fit.rates.step["matrix products"],
+        return DeviceRates()
+    attention_ms = fit.rates.attention.get(f"flops {config.kernel.name}")
+    return DeviceRates(
+        products_flops_per_s=1e3 / fit.rates.step["matrix products"],
+        attention_flops_per_s=attention_ms and 1e3 / attention_ms,
+        pair_bytes_per_s=fit.inside["send_recv"],
+        all_bytes_per_s=fit.inside["all_to_all"],
+        source=f"expected: what committed rows of {config.hardware.name} reach ({fitted.commit})",
     )
-    return {
-        "products_flops_per_s": 1e3 / products_ms,
-        "attention_flops_per_s": attention_ms and 1e3 / attention_ms,
-        "pair_bytes_per_s": fit.inside["send_recv"],
-        "all_bytes_per_s": fit.inside["all_to_all"],
-        "source": f"expected: what committed rows of {config.hardware.name} reach ({fitted.commit})",
-    }
 
 
 def to_json(fitted: Fitted) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def _basis(given: Sequence[Any]) -> Basis:
 
 def _is_step(cell: Cell) -> bool:
     delayed = words.link(cell.options) not in ("", NO_DELAY)
-    return cell.ok and delayed and cell.asked["workload"] == "train_step"
+    return cell.ok and delayed and not cell.waits_for_the_host and cell.asked["workload"] == "train_step"
 
 
 def _step(cell: Cell, line: OverDepth | None) -> OneRankStep | None:
@@ -168,7 +170,7 @@ def _step(cell: Cell, line: OverDepth | None) -> OneRankStep | None:
         seq_len=config.seq_len,
         options=step_options(config),
         link=config.link.name,
-        network_gib_per_s=_network_gib_per_s(config),
+        network_gib_per_s=network_gib_per_s(config.link) if config.num_nodes > 1 else None,
         step_ms=step_ms,
         peak_gib=peak,
         layers=line.num_layers_run if line else None,
@@ -176,11 +178,11 @@ def _step(cell: Cell, line: OverDepth | None) -> OneRankStep | None:
     )
 
 
-def _network_gib_per_s(config: TrialConfig) -> float | None:
-    """What a card carries of a message of a GiB to another host; None of one host."""
-    if config.num_nodes == 1:
-        return None
-    return 1 / message_time(config.link, "send", GIB, range(config.num_nodes), per_node=1).far_s
+def network_gib_per_s(link: LinkConfig) -> float | None:
+    """What a card carries of a message of a GiB to another host, between as many hosts as it is fastest; None of one
+    host."""
+    hosts = [int(curve.split()[1]) for curve in link.between]
+    return max((1 / message_time(link, "send", GIB, range(n), per_node=1).far_s for n in hosts), default=None)
 
 
 def main(folders: Sequence[str]) -> None:

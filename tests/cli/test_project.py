@@ -66,6 +66,9 @@ def test_measuring_runs_three_methods_as_one_real_rank_and_says_why_it_cannot(ca
         return pd.DataFrame({"status": ["unsupported"], "reason": ["nobody proved it"]})
 
     monkeypatch.setattr(api, "run", run)
+    far = ["--model", "qwen3_4b", "--gpus", "16", "--seq-len", "65536", "--measure", "--network", "10"]
+    assert "no file of conf/link has 10 GiB/s" in refusal(capfd, "advise", *far)
+    assert not ran
     told = refusal(capfd, "advise", *asked)
     assert "--measure: workload=train_step" in told
     assert told.rstrip().endswith("unsupported: nobody proved it")

@@ -1,14 +1,15 @@
 """Which device `doctor --gpus` names, from planted numbers."""
 
 import itertools
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from sp_bench.config.trial import TrialConfig
+from sp_bench.costs.device_rates import DeviceRates
 from sp_bench.driver import overrides, sweep
 from sp_bench.look import health
-from sp_bench.look.health import Device, Health, Rates
+from sp_bench.look.health import Device, Health
 from sp_bench.predict import fitted
 
 STATE = {
@@ -18,10 +19,10 @@ STATE = {
     "throttle_reasons": ["sw_power_cap"],
 }
 NAMES = [f"GPU {i} of node7" for i in range(4)]
-EXPECTED = Rates(700e12, 550e12, 300e9, 310e9, "expected: rows")
+EXPECTED = DeviceRates(700e12, 550e12, 300e9, 310e9, "expected: rows")
 
 
-def complaints(found: Health, expected: Rates) -> list[str]:
+def complaints(found: Health, expected: DeviceRates) -> list[str]:
     return list(health.complaints(found, expected))
 
 
@@ -36,13 +37,13 @@ def machine(num: int = 4, *, slow_pairs: frozenset[tuple[int, int]] = frozenset(
     return Health("node7", tuple(devices), pairs, 310e9 if num > 1 else None)
 
 
-@pytest.mark.parametrize("expected", [EXPECTED, Rates()])
+@pytest.mark.parametrize("expected", [EXPECTED, DeviceRates()])
 def test_a_machine_that_reaches_what_is_expected_passes(expected):
     assert complaints(machine(), expected) == []
     assert complaints(machine(1), expected) == []
 
 
-@pytest.mark.parametrize("expected", [EXPECTED, Rates()])
+@pytest.mark.parametrize("expected", [EXPECTED, DeviceRates()])
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -60,9 +61,9 @@ def test_a_slow_gpu_is_named_with_its_host_with_and_without_rows_of_its_kind(exp
 
 
 def test_a_gpu_that_is_slow_with_all_others_is_named_and_else_the_pair():
-    link = complaints(machine(slow_pairs=frozenset({(1, 3)})), Rates())
+    link = complaints(machine(slow_pairs=frozenset({(1, 3)})), DeviceRates())
     assert link == ["GPU 1 of node7 and GPU 3 of node7: 140 GiB/s, 50% below 279 between them"]
-    card = complaints(machine(slow_pairs=frozenset({(0, 2), (1, 2), (2, 3)})), Rates())
+    card = complaints(machine(slow_pairs=frozenset({(0, 2), (1, 2), (2, 3)})), DeviceRates())
     assert card == ["GPU 2 of node7: 140 GiB/s, 50% below 279 with each other one, at best"]
 
 
@@ -71,7 +72,7 @@ def test_a_whole_machine_below_the_rows_of_its_kind_is_named_and_not_one_that_no
         machine(), devices=tuple(Device(name, 600e12, 550e12, STATE, "node7") for name in NAMES), all_bytes_per_s=200e9
     )
     assert [words.partition(":")[0] for words in complaints(slow, EXPECTED)] == [*NAMES, "all of node7"]
-    assert complaints(slow, Rates()) == []
+    assert complaints(slow, DeviceRates()) == []
 
 
 def test_a_difference_that_healthy_machines_have_is_no_complaint():
@@ -116,11 +117,11 @@ def config(*words: str) -> TrialConfig:
 
 def test_what_is_expected_comes_with_the_package_for_devices_that_have_rows():
     words = ("kernel=cudnn", "dtype=bfloat16", "sp_size=2")
-    expected = Rates(**fitted.rates_of(config("hardware=h200", "fabric=nvlink", *words)))
+    expected = fitted.rates_of(config("hardware=h200", "fabric=nvlink", *words))
     assert 600e12 < expected.products_flops_per_s < 800e12
     assert 500e12 < expected.attention_flops_per_s < 600e12
     assert 250e9 < expected.pair_bytes_per_s < 450e9
     assert "committed rows of h200" in expected.source
-    assert fitted.rates_of(config("hardware=h200", "fabric=network", "num_nodes=2", *words)) == asdict(expected)
-    assert fitted.rates_of(config("hardware=h100", "fabric=nvlink", *words)) == {}
-    assert fitted.rates_of(config("hardware=h200", "fabric=shm", *words)) == {}
+    assert fitted.rates_of(config("hardware=h200", "fabric=network", "num_nodes=2", *words)) == expected
+    assert fitted.rates_of(config("hardware=h100", "fabric=nvlink", *words)) == DeviceRates()
+    assert fitted.rates_of(config("hardware=h200", "fabric=shm", *words)) == DeviceRates()

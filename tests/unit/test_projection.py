@@ -16,7 +16,7 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.limits import limits
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
+from sp_bench.config.trial import AttentionShape, LinkConfig, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.driver import overrides, sweep
 from sp_bench.driver.device_time import peak_device
@@ -94,10 +94,7 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
         assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.03), (cell.options, peak)
         if cell.all_ranks_were_there:  # one real rank's memory is held to the same, and counted apart
             errors.append(abs(predicted / min(cell.memory_bytes) - 1))
-    of_all = f"All {len(errors)} cells of `fsdp2` on GPUs in `results/` are within 3% (a test holds it)"
-    *others, _ = sorted(errors)
-    most = math.ceil(1000 * max(others)) / 10
-    said = f"{of_all}. The median error is {median(errors):.1%}, and all but one are within {most}%."
+    said = f"are within 3% (a test holds it). The median error is {median(errors):.1%}."
     assert said in PROJECTION.read_text()
 
 
@@ -158,7 +155,7 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
     assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 83,
+        "hf_deepspeed": 86,
         "hf_trainer": 2,
         "trl_sft": 15,
         "hf_fsdp2": 14,
@@ -212,7 +209,7 @@ def test_a_refusal_counts_less_for_a_process_than_any_committed_row_of_training_
     steps = [row for c in committed() if c.asked["workload"] == "train_step" for row in c.rows if row["status"] == "ok"]
     taken = [row["max_peak_host_bytes"] for row in steps if row["max_peak_host_bytes"]]
     assert min(taken) > memory.PROCESS_BYTES
-    said = f"the least of {len(taken)} rows of training on GPUs is {min(taken) / GIB:.1f}."
+    said = f"the least of all rows of training on GPUs is {min(taken) / GIB:.1f}."
     assert said in " ".join(PROJECTION.read_text().split())
 
 
@@ -344,13 +341,43 @@ def test_times_of_one_real_rank_are_compared_with_none_of_the_fit(fit_of_all, qw
 def test_what_is_measured_as_one_rank_are_three_methods_over_all_gpus_and_long_steps_by_a_line(fit_of_all, qwen):
     cluster = advice.Cluster(16, 8, 45.0, 140.0)
     found = advice.candidates(fit_of_all, qwen, cluster)
-    runs = advice.to_measure(found, cluster)
+    runs = advice.to_measure(found, cluster, "nodes_400g")
     methods = {word for run in runs for word in run if word.startswith("method=")}
     assert methods == {"method=ulysses", "method=ring", "method=all_gather"}
     assert all({"world=one_rank", "link=nodes_400g", "sp_size=16", "num_nodes=2"} <= set(run) for run in runs)
     assert not any("model.num_layers=2,4" in run for run in runs)
     long = [replace(each, ms=100_000.0) for each in found]
-    assert all("model.num_layers=2,4" in run for run in advice.to_measure(long, cluster))
+    assert all("model.num_layers=2,4" in run for run in advice.to_measure(long, cluster, "nodes_400g"))
+
+
+def test_what_one_rank_says_carries_none_of_the_fits_evidence(fit_of_all, qwen):
+    cluster = advice.Cluster(4, 8, 45.0, 140.0)
+    short = replace(qwen, seq_len=65536, kernel=replace(qwen.kernel, name="flash_attn_4"))
+    found = [replace(each, extrapolated=True) for each in advice.candidates(fit_of_all, short, cluster)]
+    for each in advice.as_one_rank(found, fitted.load().one_rank, 0.04, cluster):
+        told = each.as_json()
+        assert (told["evidence"], told["rests_on_cells"], told["extrapolated"]) == ("one_rank", 1, False)
+        assert told["rests_on_campaigns"] == ["h200x1_one_rank_held"]
+        assert told["relative_error_is_of_other_options"] is False
+
+
+def test_a_step_that_waits_for_the_host_is_in_no_advice():
+    ones = [cell for cell in committed() if cell.asked["evidence"] == "one_rank"]
+    steps = [cell for cell in ones if cell.asked["workload"] == "train_step" and cell.asked["seq_len"] == 65536]
+    waiting = cells_of([dict(of_row) | {"flags": ["host_bound"]} for cell in steps for of_row in cell.rows])
+    assert fitted.one_rank_steps(steps)
+    assert all(cell.waits_for_the_host for cell in waiting)
+    assert fitted.one_rank_steps(waiting) == ()
+
+
+def test_a_link_models_a_network_that_carries_as_much_and_no_other():
+    links = [parse(LinkConfig, overrides.conf_file(f"link/{name}")) for name in overrides.choices("link")]
+    for network, link in ((45.0, "nodes_400g"), (23.0, "nodes_200g")):
+        for gpus in (16, 64):  # two hosts get less of their cards, as the link says
+            assert advice.link_of(advice.Cluster(gpus, 8, network, 140.0), links) == link
+    assert advice.link_of(advice.Cluster(8, 8, 10.0, 140.0), links) == "nvlink"
+    with pytest.raises(NotProjectable, match=r"has 10 GiB/s .* nodes_400g \(44 GiB/s\)"):
+        advice.link_of(advice.Cluster(16, 8, 10.0, 140.0), links)
 
 
 def test_the_error_to_reckon_with_has_options_that_rest_on_one_short_cell(fit_of_all):
