@@ -45,6 +45,14 @@ def project(
     memory: MemoryGib = None,
     config_dir: ConfigDir = None,
     decisions: Annotated[bool, typer.Option("--map", help="The fastest attention by heads, ranks and network")] = False,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTHS,LENGTHS",
+            help="Batches of documents under static and dynamic groups of GPUs: wikipedia, books, fixed:TOKENS, "
+            "lognormal:MEDIAN:SIGMA, or @FILE",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict training steps without measurements, and show how wrong such predictions were.
@@ -55,11 +63,15 @@ def project(
 
         sp-bench project --map
 
+    What groups of GPUs that follow each document's length would gain:
+
+        sp-bench project --lengths wikipedia,books --model qwen3_8b --gpus 8 --seq-len 131072
+
     Rates are fitted to the rows of campaigns. Then rows are left out (the largest number of GPUs, the longest length,
     each slower fabric) and predicted; the errors are printed below each answer. Only options of measured training steps
     are offered, and each answer names the cells behind it. Exit codes: 0 predicted, 2 bad input or missing rows.
     """
-    from sp_bench.predict import advice, projection
+    from sp_bench.predict import advice, projection, streams
 
     known = advice.CHECKPOINTING
     if recompute != "any" and recompute not in known:
@@ -68,6 +80,23 @@ def project(
     attention = kernel or fit.fastest_kernel
     try:
         found = []
+        if lengths is not None:
+            kept = known if recompute == "any" else (recompute,)
+            policies = [
+                policy
+                for number in _numbers("--gpus", gpus)
+                for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
+                for each in lengths.split(",")
+                for policy in streams.policies(
+                    fit, config, advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory)), each, kept
+                )
+            ]
+            if as_json:
+                print(json.dumps([*map(streams.as_json, policies)], indent=1))
+                return
+            print(streams.table(policies, terminal_width()))
+            print(f"\n{advice.errors(fit, terminal_width())}\n\n{streams.ASSUMPTIONS}")
+            return
         if decisions:
             print(advice.decision_map(fit, attention, gpus_per_node))
             print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")

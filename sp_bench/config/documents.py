@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ MULTIPLE = 16  # lengths are rounded to it
 MAX_DOCUMENTS = 1024  # of a pack: the proof at the timed length samples the last token of each
 Packing = Literal["none", "fixed", "lognormal", "file"]
 MAX_FILE_BYTES = 2**20
+HEAD = r"[\"']?[A-Za-z][\w .()-]*[\"']?"  # the first line of a file that names its column
 
 
 @cache
@@ -44,7 +46,7 @@ def documents(
     listed_or_drawn = (
         itertools.chain(listed, itertools.repeat(left))
         if packing == "file"
-        else _drawn(packing, document_len, document_sigma, seed, longest)
+        else drawn(packing, document_len, document_sigma, seed, longest)
     )
     while left:
         length = min(rounded(next(listed_or_drawn)), longest)
@@ -58,7 +60,7 @@ def documents(
 def longest_pack(packing: Packing, document_len: float, document_sigma: float, seed: int, most: int) -> int:
     """Tokens of the longest pack of at most MAX_DOCUMENTS documents, fixed or drawn, of those of up to `most` tokens.
     A longer pack never has fewer documents."""
-    lengths = [*itertools.islice(_drawn(packing, document_len, document_sigma, seed, most), MAX_DOCUMENTS)]
+    lengths = [*itertools.islice(drawn(packing, document_len, document_sigma, seed, most), MAX_DOCUMENTS)]
 
     def has_too_many(seq_len: int) -> bool:
         longest = _longest_document(packing, seq_len)
@@ -78,7 +80,7 @@ def _longest_document(packing: Packing, seq_len: int) -> int:
     return max(most // MULTIPLE, 1) * MULTIPLE
 
 
-def _drawn(packing: Packing, document_len: float, document_sigma: float, seed: int, longest: int) -> Iterator[float]:
+def drawn(packing: Packing, document_len: float, document_sigma: float, seed: int, longest: int) -> Iterator[float]:
     """Lengths before they are rounded, without an end. What is beyond twice `longest` is cut there: nothing differs."""
     if packing == "fixed":
         yield from itertools.repeat(document_len)
@@ -101,8 +103,9 @@ def from_text(text: str) -> tuple[int, ...]:
     return _checked("the list of documents", text.split(","))
 
 
-def from_file(path: Path) -> tuple[int, ...]:
-    """Lengths in tokens that a file has: a YAML list, or whole numbers between spaces, commas and ends of lines.
+def from_file(path: Path, most: int | None = MAX_DOCUMENTS) -> tuple[int, ...]:
+    """Lengths in tokens that a file has: a YAML list, or whole numbers between spaces, commas and ends of lines, below
+    a head such as `tokens` or without one. `most`: how many it may have; None: any number.
 
     Raises:
         ConfigError: the file cannot be read, or as for `from_text`.
@@ -112,20 +115,22 @@ def from_file(path: Path) -> tuple[int, ...]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{said} has {path.stat().st_size:,} bytes; a list of a pack has far less")
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{said} cannot be read: {shown(error)}") from None
     with suppress(yaml.YAMLError):  # then it is no YAML
         found = yaml.safe_load(text)
-    return _checked(said, found if isinstance(found, list) else text.replace(",", " ").split())
+    lines = text.splitlines()
+    below = lines[1:] if len(lines) > 1 and re.fullmatch(HEAD, lines[0].strip()) else lines
+    return _checked(said, found if isinstance(found, list) else " ".join(below).replace(",", " ").split(), most)
 
 
-def _checked(said: Prose, found: Sequence[Any]) -> tuple[int, ...]:
+def _checked(said: Prose, found: Sequence[Any], most: int | None = MAX_DOCUMENTS) -> tuple[int, ...]:
     if not found:
         raise ConfigError(f"{said} has no lengths; write those of the documents in tokens, such as 4096,512,512")
-    if len(found) > MAX_DOCUMENTS:
+    if most is not None and len(found) > most:
         raise ConfigError(
-            f"{said} has {len(found)} lengths, and a pack at most {MAX_DOCUMENTS} documents; give those of one pack"
+            f"{said} has {len(found)} lengths, and a pack at most {most} documents; give those of one pack"
         )
     for place, length in enumerate(found, 1):
         plain = str(length).strip()

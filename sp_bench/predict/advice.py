@@ -24,6 +24,7 @@ from sp_bench.predict.projection import (
     Links,
     NotProjectable,
     StepOptions,
+    Work,
     attention_work,
     has_several_lengths,
     in_words,
@@ -232,18 +233,26 @@ def _methods(shape: AttentionShape, size: int, node: int) -> Iterator[tuple[Meth
             yield MethodConfig("usp", "zigzag", None, ulysses, "ulysses_inner", "input"), (ulysses, size // ulysses)
 
 
-def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> Candidate:
+def links_of(fit: Fit, cluster: Cluster) -> Links:
     nodes = cluster.gpus > cluster.gpus_per_node
-    links = Links(fit.inside, cluster.network_gib_per_s * GIB if nodes else None, cluster.gpus_per_node)
-    works = {
+    return Links(fit.inside, cluster.network_gib_per_s * GIB if nodes else None, cluster.gpus_per_node)
+
+
+def works_of(config: TrialConfig, degrees: tuple[int, int], links: Links) -> dict[str, Work]:
+    """The attention of layers of each kind."""
+    return {
         kind: attention_work(
             config.method, config.kernel.name, config.attention_shape(config.seq_len, kind), degrees, links
         )
         for kind in config.kinds
     }
+
+
+def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> Candidate:
+    links, works = links_of(fit, cluster), works_of(config, degrees, links_of(fit, cluster))
     parameters = links.ms(training.sharding_traffic(config), 1, cluster.gpus)
     ms = max(step_ms(config, works, fit.rates), sum(parameters.values()))
-    over_network = nodes and config.sp_size > cluster.gpus_per_node
+    over_network = cluster.gpus > cluster.gpus_per_node and config.sp_size > cluster.gpus_per_node
     return Candidate(
         config,
         degrees,

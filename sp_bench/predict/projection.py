@@ -65,6 +65,7 @@ SPEED = (
     *("workload.mlp_tile_tokens", "workload.checkpoint_offload", _OPTIMIZER := "engine.optimizer_offload"),
 )
 StepOptions = tuple[Any, ...]  # the values of SPEED
+UPDATE = "update, "  # begins the names of rates of the optimizer
 OPTIONS = ("head_chunks", "head_stride")  # rows with these are not our methods as they are by default
 
 
@@ -115,7 +116,7 @@ class Work:
     kernel: str
     flops: float
     elements: float  # of q, times the blocks
-    blocks: int
+    blocks: float  # calls of the kernel, or a share of one
     asked: Mapping[str, Any]  # what the schedule depends on
     messages_ms: Mapping[tuple[str, str], float]
 
@@ -290,7 +291,7 @@ def _step_amounts(config: TrialConfig) -> dict[str, float]:
     return {
         "matrix products": training.matmul_flops(config, config.seq_len) / config.world_size,
         f"pointwise, {in_words(options)}": tokens * model.num_layers * width,
-        f"update, {place}": training.num_parameters(model) / config.num_shards,
+        f"{UPDATE}{place}": training.num_parameters(model) / config.num_shards,
     }
 
 
@@ -313,7 +314,12 @@ def in_words(options: StepOptions) -> str:
 
 
 def step_ms(config: TrialConfig, works: Mapping[str, Work], rates: Rates) -> float:
-    """ms of a training step. works: of layers of each kind.
+    """ms of a training step; arguments and errors as of `pass_and_update_ms`."""
+    return sum(pass_and_update_ms(config, works, rates))
+
+
+def pass_and_update_ms(config: TrialConfig, works: Mapping[str, Work], rates: Rates) -> tuple[float, float]:
+    """ms of a training step's forwards and backwards, and of its update. works: of layers of each kind.
 
     Raises:
         NotProjectable: no training step with its options was measured.
@@ -324,7 +330,9 @@ def step_ms(config: TrialConfig, works: Mapping[str, Work], rates: Rates) -> flo
             "has some"
         )
     attention, rest = step_parts(config, works, rates)
-    return attention + sum(rates.step[name] * amount for name, amount in rest.items())
+    ms = {name: rates.step[name] * amount for name, amount in rest.items()}
+    update = sum(each for name, each in ms.items() if name.startswith(UPDATE))
+    return attention + sum(ms.values()) - update, update
 
 
 def fit(cells: Sequence[Cell], hardware: str) -> Fit:

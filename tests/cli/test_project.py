@@ -93,6 +93,22 @@ def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
     assert all(each["step_ms"] > 0 and 0 < each["relative_error"] < 5 for each in found)
 
 
+def test_batches_of_documents_are_projected_under_each_policy_and_marked_as_modelled(capfd, tmp_path):
+    (tmp_path / "lengths.csv").write_text("\ufefftokens\n16384\n256\n1024\n", "utf-8")
+    words = ["project", "--lengths", f"fixed:4096,@{tmp_path / 'lengths.csv'}", "--model", "qwen3_4b", "--gpus", "4"]
+    code, out, _ = console(capfd, *words, "--seq-len", "16384")
+    assert code == 0
+    assert "Modelled: no batch was run." in out
+    assert "left out of the fit" in out
+    code, out, _ = console(capfd, *words, "--seq-len", "16384", "--json")
+    found = json.loads(out)
+    assert {each["evidence"] for each in found} == {"projected"}
+    assert {each["policy"] for each in found} == {"static, in turn", "static, balanced", "per document", "dynamic"}
+    assert all(each["over_bound"] >= 1 - 1e-9 and each["imbalance"] >= 1 for each in found)
+    told = refusal(capfd, "project", "--lengths", "wikipedias", "--model", "qwen3_4b", "--gpus", "4")
+    assert "--lengths wikipedias: did you mean wikipedia? use fixed:TOKENS" in told
+
+
 def test_the_map_says_on_which_cells_it_rests(capfd):
     code, out, _ = console(capfd, "project", *ROWS[:1], "--map", "--kernel", "cudnn")
     assert code == 0

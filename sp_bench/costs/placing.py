@@ -1,0 +1,165 @@
+"""Which ranks compute which documents of a batch: three policies, over any cost of a document.
+
+P ranks, a power of two. A group is k = 1, 2, 4 ... P adjacent ranks of which the first is a multiple of k. There are
+2P - 1 of them, so each communicator is made once. Each rank computes with its larger groups first. Groups nest, so all
+ranks of a group have had the same work when they come to it, and a rank waits for others at the end of the batch only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+Cost = Callable[[int, int], float]  # (tokens of a document, ranks of its group) -> time on each of these ranks
+FINER = 1.05  # a limit of time over the one that was tried before
+SURPLUS = (1e-9, 0.1, 0.3, 1.0)  # of work over the least
+NEAR = 1.01  # over the lower bound: no better plan is sought
+
+
+class Ranks(NamedTuple):
+    number: int
+    held_tokens: int  # of one rank at a time
+    largest_group: int
+
+    def sizes(self, length: int) -> list[int]:
+        """Ranks of the groups that hold a document of so many tokens.
+
+        Raises:
+            ValueError: none does, or a number is no power of two.
+        """
+        sizes = [2**n for n in range(self.largest_group.bit_length()) if length <= 2**n * self.held_tokens]
+        if not sizes or any(n < 1 or n & (n - 1) for n in (self.number, self.largest_group)):
+            raise ValueError(
+                f"no group holds a document of {length} tokens: {self}; use more ranks, a power of two, or cut it"
+            )
+        return sizes
+
+
+class Placed(NamedTuple):
+    documents: tuple[int, ...]  # one, or those of a pack
+    first_rank: int
+    num_ranks: int
+
+
+def loads(placed: Sequence[Placed], ranks: Ranks, cost: Cost) -> list[float]:
+    """The time of each rank. The batch takes the largest."""
+    found = [0.0] * ranks.number
+    for documents, first, size in placed:
+        ms = sum(cost(length, size) for length in documents)
+        for rank in range(first, first + size):
+            found[rank] += ms
+    return found
+
+
+def static(
+    packs: Sequence[tuple[int, ...]], ranks: Ranks, sp_size: int, cost: Cost, *, is_balanced: bool
+) -> list[Placed]:
+    """Every pack over `sp_size` ranks. The packs go to the groups in turn; balanced: the longest first, each to the
+    group that is free first."""
+    if is_balanced:
+        return _placed(dict(enumerate(packs)), [sp_size] * len(packs), ranks, cost)
+    return [Placed(pack, index * sp_size % ranks.number, sp_size) for index, pack in enumerate(packs)]
+
+
+def per_document(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:
+    """Each document whole on one rank, or over the largest group if one rank cannot hold it."""
+    sizes = [1 if 1 in ranks.sizes(length) else ranks.largest_group for length in lengths]
+    return _placed({i: (length,) for i, length in enumerate(lengths)}, sizes, ranks, cost)
+
+
+def dynamic(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:
+    """Each document on a group of the size and at the place with which the slowest rank ends first, as far as is found.
+
+    Sizes are tried by two rules (`_rules`). The largest groups are placed first, and of a size the longest times, each
+    where the ranks are free first. From the best plan, documents of the slowest rank move to other groups while that
+    helps.
+    """
+    items = {i: (length,) for i, length in enumerate(lengths)}
+    enough = NEAR * lower_bound(lengths, ranks, cost)
+    best, tried = [], set()
+    for rule in _rules(lengths, ranks, cost):
+        sizes = tuple(rule[length] for length in lengths)
+        if sizes in tried:
+            continue
+        tried.add(sizes)
+        placed = _placed(items, sizes, ranks, cost)
+        best = min(best or placed, placed, key=lambda each: max(loads(each, ranks, cost)))
+        if max(loads(best, ranks, cost)) <= enough:
+            return best
+    return _moved(best, ranks, cost)
+
+
+def _rules(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> Iterator[dict[int, int]]:
+    """The size of the group of each length. Its work is its time on k ranks, k times.
+
+    By a limit of time: the size of least work within the limit, which grows from the lower bound until it changes
+    nothing. By a surplus of work: the largest size whose work is within that of the least. Both for each largest size
+    that holds all documents. Then one size for all.
+    """
+    all_times, bound = _times(lengths, ranks, cost), lower_bound(lengths, ranks, cost)
+    tops = list(min(all_times.values(), key=len))[::-1]  # sizes that hold every document
+    for top in tops:
+        times = {length: {k: ms for k, ms in each.items() if k <= top} for length, each in all_times.items()}
+        limit = max(bound, *(min(each.values()) for each in times.values()))  # so each has a size within it
+        while limit <= FINER * max(max(each.values()) for each in times.values()):
+            yield {
+                length: min((k for k, ms in each.items() if ms <= limit), key=lambda k: k * each[k])
+                for length, each in times.items()
+            }
+            limit *= FINER
+        for surplus in SURPLUS:
+            yield {
+                length: max(k for k, ms in each.items() if k * ms <= (1 + surplus) * min(n * each[n] for n in each))
+                for length, each in times.items()
+            }
+    for size in tops:
+        yield dict.fromkeys(all_times, size)
+
+
+def _moved(placed: Sequence[Placed], ranks: Ranks, cost: Cost) -> list[Placed]:
+    """A plan whose slowest rank no move of one of its documents makes faster."""
+    placed = list(placed)
+    while True:
+        now = loads(placed, ranks, cost)
+        best, change = sorted(now, reverse=True), None
+        slowest = now.index(best[0])
+        for index, each in enumerate(placed):
+            if not each.first_rank <= slowest < each.first_rank + each.num_ranks:
+                continue
+            (length,) = each.documents
+            for size in ranks.sizes(length):
+                for first in range(0, ranks.number, size):
+                    after = list(now)
+                    for there, sign in ((each, -1), (Placed(each.documents, first, size), 1)):
+                        for rank in range(there.first_rank, there.first_rank + there.num_ranks):
+                            after[rank] += sign * cost(length, there.num_ranks)
+                    if sorted(after, reverse=True) < best:
+                        best, change = sorted(after, reverse=True), (index, Placed(each.documents, first, size))
+        if change is None or best[0] > max(now) * (1 - 1e-9):  # roundings of sums are no gain
+            return placed
+        placed[change[0]] = change[1]
+
+
+def lower_bound(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> float:
+    """A time that no plan is below: the least work over all ranks, or the document that takes longest at its best."""
+    times = _times(lengths, ranks, cost)
+    least = {length: min(k * ms for k, ms in each.items()) for length, each in times.items()}
+    return max(
+        sum(least[length] for length in lengths) / ranks.number, *(min(each.values()) for each in times.values())
+    )
+
+
+def _times(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> dict[int, dict[int, float]]:
+    """The time of each length by the size of its group."""
+    return {length: {k: cost(length, k) for k in ranks.sizes(length)} for length in set(lengths)}
+
+
+def _placed(items: Mapping[int, tuple[int, ...]], sizes: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:
+    """Each item with a group of its size: the largest groups first, then the longest times, each at the ranks that are
+    free first."""
+    times = [sum(cost(length, size) for length in items[i]) for i, size in enumerate(sizes)]
+    free, placed = [0.0] * ranks.number, []
+    for i in sorted(items, key=lambda i: (-sizes[i], -times[i])):
+        first = min(range(0, ranks.number, sizes[i]), key=lambda rank: free[rank])
+        for rank in range(first, first + sizes[i]):
+            free[rank] += times[i]
+        placed.append(Placed(items[i], first, sizes[i]))
+    return placed
