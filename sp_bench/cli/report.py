@@ -220,12 +220,13 @@ def _line(text: str) -> tuple[str, dict[str, list[Any]]]:
 
 
 def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
+    from sp_bench.cli.documents import HELPERS
     from sp_bench.cli.processes import processes
     from sp_bench.report import templates as documents
 
     try:
         with processes(folders) as executor:
-            for document in documents.render(templates, folders, executor):
+            for document in documents.render(templates, folders, executor, HELPERS):
                 print(f"written: {document}")
     except OSError as error:
         raise ConfigError(f"--render: {shown(error)}") from error

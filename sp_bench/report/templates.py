@@ -4,10 +4,10 @@ holds what a sentence says beside its numbers. Equal rows give equal text.
     {{ pair("h200x2_headline", "ulysses", "ring", kernel="flash_attn_4") }}   ->   1.005x [1.000, 1.006]
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,19 @@ from sp_bench.report.findings import findings
 SUFFIX = ".jinja"
 
 
-def render(templates: Sequence[Path], folders: Sequence[Path], executor: Executor | None = None) -> list[Path]:
+More = Mapping[str, Callable[..., Any]]  # further helpers, which get all cells as their first argument
+
+
+def render(
+    templates: Sequence[Path], folders: Sequence[Path], executor: Executor | None = None, more: More | None = None
+) -> list[Path]:
     """Write each document beside its template. A folder stands for the templates in it.
 
     Raises:
         ConfigError: no such template, or one that cannot be rendered: the message has file, line and reason.
         OSError: a campaign cannot be read, or a document cannot be written.
     """
-    rows = Rows(folders, executor)
+    rows = Rows(folders, executor, more)
     written = []
     for template in _found(templates):
         target = template.with_suffix("")
@@ -85,9 +90,10 @@ class Bracket:
 class Rows:
     """The helpers of a template, over campaigns. Each campaign is read by itself, and all together once."""
 
-    def __init__(self, folders: Sequence[Path], executor: Executor | None = None) -> None:
+    def __init__(self, folders: Sequence[Path], executor: Executor | None = None, more: More | None = None) -> None:
         self.folders = {folder.resolve().name: folder for folder in folders}
         self.executor = executor
+        self.more = more or {}
         self.campaigns: dict[str, list[Cell]] = {}
 
     @property
@@ -106,7 +112,12 @@ class Rows:
             "one_rank_error",
         )
         plain = (require, evidence, grade, ms, gib, mfu, span, whole)
-        return {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain} | {"pair_of": Pair}
+        made = {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain}
+        made |= {name: partial(self._of_cells, helper) for name, helper in self.more.items()}
+        return made | {"pair_of": Pair}
+
+    def _of_cells(self, helper: Callable[..., Any], *arguments: Any) -> Any:
+        return helper(self.every_cell, *arguments)
 
     @cached_property
     def every_cell(self) -> list[Cell]:

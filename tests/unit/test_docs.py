@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sp_bench.cli.documents import HELPERS
 from sp_bench.config.parsing import ConfigError
 from sp_bench.report import templates
 
@@ -24,7 +25,7 @@ COMMAND = "sp-bench report results/* --render . --render docs"
 def rows() -> templates.Rows:
     """Campaigns but for those that the README's commands make, which git ignores."""
     folders = (path for path in (ROOT / "results").iterdir() if path.is_dir())
-    return templates.Rows(sorted(path for path in folders if path.name not in ("smoke", "default")))
+    return templates.Rows(sorted(path for path in folders if path.name not in ("smoke", "default")), more=HELPERS)
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=str)
