@@ -74,14 +74,22 @@ def missing_reason(config: TrialConfig, folder: Path) -> str | None:
 
 
 def _chosen(config: TrialConfig) -> Mapping[str, Any]:
-    """Options of a proof as a command line says them: names first, then what is not None."""
-    options = _options(config)
-    names = {path.removesuffix(".name"): value for path, value in options.items() if path.endswith(".name")}
-    rest = {path: value for path, value in options.items() if not path.endswith(".name")}
-    rest |= {path: BY_PATH[path].value(config) for path in _OF_HEADS if path in rest}
-    if rest.get("model.layers"):
-        rest["model.window"] = min(config.model.window or MOST_WINDOW, MOST_WINDOW)
-    return names | {path: value for path, value in rest.items() if value not in (None, "none", "all")}
+    """Options of a proof as a command line says them: names first, then what is not None, and what is not as in rows
+    of before the option. The model is named already, so of its own options only layers of several kinds are there."""
+    shared = [BY_PATH[path] for path in _options(config) if not path.startswith("model.")]
+    known = {
+        option.path: value
+        for option in shared
+        if (value := option.value(config)) is not None and not (option.omitted and value == option.old_rows)
+    }
+    names = {path.removesuffix(".name"): value for path, value in known.items() if path.endswith(".name")}
+    rest = {path: value for path, value in known.items() if not path.endswith(".name")}
+    if layers := _options(config).get("model.layers"):
+        rest |= {"model.layers": layers, "model.sinks": config.model.sinks, "model.window": config.model.window}
+    for window in ("model.window", "workload.window"):
+        if window in rest:
+            rest[window] = min(rest[window], MOST_WINDOW)
+    return names | rest
 
 
 def _word(value: Any) -> str:
