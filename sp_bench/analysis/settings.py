@@ -186,8 +186,8 @@ class Place:
         return None if self.rival is None else Difference(self.leader, self.rival, self.smallest).turned
 
     def of_kind(self, name: str) -> Cell | None:
-        """Our fastest cell of a method."""
-        return next((c for c in self.own if c.asked["method"] == name), None)
+        """Our fastest cell of a method that sends keys and values."""
+        return next((c for c in self.own if c.asked["method"] == name and not c.asked["sends"]), None)
 
     @property
     def order(self) -> tuple[Any, ...]:

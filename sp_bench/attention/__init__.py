@@ -7,6 +7,8 @@ head_exchange  the all-to-alls between "my tokens of all heads" and "all tokens 
 head_chunks    Ulysses attention, in chunks of heads
 ring           Ring Attention
 gather         KV all-gather attention
+keys           keys and values as one tensor
+latent         latents, of which keys and values are projected up
 merge          combines attention over parts of the keys by log-sum-exp
 autograd       makes a forward and a backward one differentiable function
 """

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sp_bench.attention import layouts
 from sp_bench.attention.exchange import Collectives, Transport
+from sp_bench.attention.keys import add, add_all, joined
 from sp_bench.attention.layouts import Borders, LayoutKind, Piece
 from sp_bench.attention.merge import Part, merge, wide_dtype
 from sp_bench.attention.ring import Queries, Ring, backward_block, forward_block
@@ -69,12 +70,13 @@ class Bordered:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
-        kv, cut = torch.stack((k, v)), self._cut(q)  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: they travel as one message
+        kv, cut = joined(k, v), self._cut(q)  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: they travel as one message
         mine = cut.borders(self.exchange.group.rank())
         coming = self.exchange.start(kv, cut)
-        attend = partial(forward_block, self.kernel, q, scale)
+        attend = partial(forward_block, self.kernel, q, scale, k.shape[-1])
         parts = [attend(kv, block) for block in mine.own]
-        out = _whole(q, [part.rows for part in parts], [part.values for part in parts])
+        like = q.new_empty(*q.shape[:-1], parts[0].values.shape[-1])
+        out = _whole(like, [part.rows for part in parts], [part.values for part in parts])
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
         for part in parts:
             assert part.lse is not None
@@ -102,22 +104,21 @@ class Bordered:
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D], in the inputs' dtype."""
-        kv, cut = torch.stack((k, v)), self._cut(q)
+        kv, cut = joined(k, v), self._cut(q)
         mine = cut.borders(self.exchange.group.rank())
         coming = self.exchange.start(kv, cut)
-        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale)
+        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale, k.shape[-1])
         parts, *of_keys = zip(*(differentiate(kv, block) for block in mine.own), strict=True)
         rows = [block.q for block in mine.own]
         dq = _whole(q, rows, [part.values for part in parts])
-        dk, dv = (_whole(k, rows, found) for found in of_keys)
+        dk, dv = (_whole(x, rows, found) for x, found in zip((k, v), of_keys, strict=True))
         del parts, of_keys
         border = coming()
         shares = torch.zeros_like(border, dtype=self.dkv_dtype)
         for block in mine.before:
             part, *dkv = differentiate(border, block)
             dq[:, block.q] += part.values
-            for to, share in zip(shares, dkv, strict=True):
-                to[:, block.kv] += share
+            add(shares, block.kv, *dkv)
         self.exchange.add_home(shares, dk, dv, cut)
         return dq, dk, dv
 
@@ -169,9 +170,9 @@ class ToPeers:
         Collectives(self.group).between(sent, received).wait_all()
         for peer, pieces in to_peers.items():
             for part, piece in zip(_parts(received[peer], pieces), pieces, strict=True):
-                _add(part, dk, dv, piece.rows)
+                add_all(dk, dv, part, piece.rows)
         for piece in _held_by(cut.borders(self.group.rank()), self.group.rank()):
-            _add(shares[:, :, piece.at], dk, dv, piece.rows)
+            add_all(dk, dv, shares[:, :, piece.at], piece.rows)
 
 
 Routes = Mapping[int, Sequence[Piece]]
@@ -207,12 +208,6 @@ def _length(rows: slice) -> int:
     return rows.stop - rows.start
 
 
-def _add(share: Tensor, dk: Tensor, dv: Tensor, rows: slice) -> None:
-    """share: dK and dV of some tokens, [2,B,r,Hkv,D]."""
-    dk[:, rows] += share[0]
-    dv[:, rows] += share[1]
-
-
 @dataclass(frozen=True)
 class Gathered:
     """Every rank gathers the keys that any other rank may see, and reduce-scatters their gradients."""
@@ -229,7 +224,7 @@ class Gathered:
         mine = cut.borders(self.group.rank())
 
         def arrive() -> Tensor:
-            by_rank = message.wait().unflatten(0, (-1, 2))  # [R*2,B,t,Hkv,D] -> [R,2,B,t,Hkv,D]
+            by_rank = message.wait().unflatten(0, (-1, len(kv)))  # [R*2,B,t,Hkv,D] -> [R,2,B,t,Hkv,D]
             whole = kv.new_empty(*kv.shape[:2], mine.num_keys, *kv.shape[3:])
             for piece in mine.pieces:
                 whole[:, :, piece.at] = by_rank[piece.rank][:, :, self._in_tails(cut, piece)]
@@ -246,7 +241,7 @@ class Gathered:
             sent[piece.rank][:, :, self._in_tails(cut, piece)] = shares[:, :, piece.at]
         home = self.transport.reduce_scatter(sent.flatten(0, 1)).wait()
         for part, rows in zip(home.split([_length(rows) for rows in tails], dim=2), tails, strict=True):
-            _add(part, dk, dv, rows)
+            add_all(dk, dv, part, rows)
 
     @staticmethod
     def _tails(cut: Cut, rank: int) -> tuple[slice, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sp_bench.attention.exchange import Message, Transport
+from sp_bench.attention.keys import add, add_all, joined
 from sp_bench.attention.layouts import Block, LayoutKind, head_groups, visible_block
 from sp_bench.attention.merge import Part
 from sp_bench.attention.ring import (
@@ -56,8 +57,8 @@ class DoubleRing:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
-        attend = partial(forward_block, self.kernel, q, scale)
-        first = torch.stack((k, v))  # with which a turn begins: [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
+        attend = partial(forward_block, self.kernel, q, scale, k.shape[-1])
+        first = joined(k, v)  # with which a turn begins: [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         parts: list[Part] = []  # the first covers all queries: each sees at least itself
         for turns_left, turn in countdown(self._turns(q.shape[1], causal)):
             next_first = start_hop(self.outer, [first] if turns_left else [])
@@ -91,8 +92,8 @@ class DoubleRing:
         A turn's dK/dV gather around the window and come home to the rank that began with the shard. It sends them on to
         the next window, after its first kernel of the next turn, beside which they may still be coming home.
         """
-        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale)
-        kv = first = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
+        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale, k.shape[-1])
+        kv = first = joined(k, v)  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         turns, kv_heads = self._turns(q.shape[1], causal), k.shape[2]
         own = turns[0][0]
         assert own is not None
@@ -141,8 +142,7 @@ class DoubleRing:
         dk, dv = (torch.cat(halves, dim=2) if late else halves[0] for halves in zip(*own_dkv, strict=True))
         for message in own_coming:
             for arrived in message.wait_all():
-                dk += arrived[0]
-                dv += arrived[1]
+                add_all(dk, dv, arrived)
         return dq, dk, dv
 
     def _turns(self, shard_len: int, causal: bool) -> list[list[Block | None]]:
@@ -167,7 +167,6 @@ class DoubleRing:
 
 def _share(to: Tensor, block: Block, computed: tuple[Part, Tensor, Tensor]) -> Part:
     """Add the dK/dV of a block to those of its shard, [2,B,n,Hkv,D]; returns the block's dQ."""
-    dq, dk, dv = computed
-    to[0][:, block.kv] += dk
-    to[1][:, block.kv] += dv
+    dq, *dkv = computed
+    add(to, block.kv, *dkv)
     return dq

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sp_bench.attention.exchange import Message, Transport
 from sp_bench.attention.head_exchange import by_rows
+from sp_bench.attention.keys import joined, parted
 from sp_bench.attention.layouts import SequenceLayout, head_groups, seen_across
 from sp_bench.attention.merge import Part, merge, wide_dtype
 from sp_bench.config.documents import spans
@@ -67,12 +68,13 @@ class Gather:
 
         def attend(run: Run, heads: slice, keys: Tensor, causal: bool) -> Part:
             rows, packed = run.call(causal)
-            part = self.kernel.forward(q[:, rows, heads], keys[0], keys[1], causal=causal, scale=scale, **packed)
+            kv_seen = parted(keys, k.shape[-1])
+            part = self.kernel.forward(q[:, rows, heads], *kv_seen, causal=causal, scale=scale, **packed)
             return Part(*part, rows=rows)
 
         # [B,s,Hkv,D] twice -> [2,B,s,Hkv,D]: K and V travel as one message
-        kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
-        out = torch.empty_like(q)
+        kv, runs = joined(k, v), self.runs(q.shape[1] * self.transport.group.size(), causal)
+        out: Tensor | None = None
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
         groups = head_groups(q.shape[2], k.shape[2], self.head_stride)
         coming = self.start(kv[:, :, :, groups[0][1]])
@@ -82,8 +84,10 @@ class Gather:
             whole = coming()
             coming = self.start(kv[:, :, :, following[1]]) if following else coming
             parts += [attend(run, q_heads, whole[:, :, run.gathered], False) for run in runs if run.gathered]
+            out = q.new_empty(*q.shape[:-1], parts[0].values.shape[-1]) if out is None else out
             merge(parts, out[:, :, q_heads], lse[:, q_heads])
             del parts, whole  # otherwise they would live on during the next group's kernels; likewise below
+        assert out is not None
         return out, lse
 
     def backward(
@@ -99,20 +103,21 @@ class Gather:
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D], in the inputs' dtype."""
-        kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
+        kv, runs = joined(k, v), self.runs(q.shape[1] * self.transport.group.size(), causal)
         dq, dkv = None, torch.zeros_like(kv)
 
         def differentiate(run: Run, heads: slice, keys: Tensor, causal: bool) -> tuple[Part, Tensor, Tensor]:
             rows, packed = run.call(causal)
             at = (slice(None), rows, heads)
-            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, rows])
+            given = (dout[at], q[at], *parted(keys, k.shape[-1]), out[at], lse[:, heads, rows])
             dq_part, dk, dv = self.kernel.backward(*given, causal=causal, scale=scale, **packed)
             return Part(dq_part, rows=rows), dk, dv
 
         def in_own(run: Run, heads: slice, kv_heads: slice) -> Part:
             """The run's dq from this rank's own keys. Its dk and dv stay on this rank, so they are stored at once."""
             part, *own = differentiate(run, heads, kv[:, :, run.rows, kv_heads], True)
-            dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
+            for to, found in zip(parted(dkv, k.shape[-1]), own, strict=True):
+                to[:, run.rows, kv_heads] = found
             return part
 
         diagonals = [run for run in runs if run.diagonal]
@@ -138,7 +143,7 @@ class Gather:
             parts += [part for _, part, *_ in found]
             shares = [(tokens, dk, dv) for tokens, _, dk, dv in found]
             bring_home()
-            leaving = kv_heads, self._reduce(shares, kv[:, :, :, kv_heads])
+            leaving = kv_heads, self._reduce(shares, kv[:, :, :, kv_heads], k.shape[-1])
             del whole, found, shares
             parts += [in_own(run, q_heads, kv_heads) for run in diagonals[1:]]
             dq = torch.empty_like(q) if dq is None else dq
@@ -146,7 +151,7 @@ class Gather:
             del parts
         bring_home()
         assert dq is not None
-        return dq, dkv[0], dkv[1]
+        return dq, *parted(dkv, k.shape[-1])
 
     def places(self, seq_len: int) -> list[Place]:
         """Which rank holds which tokens, as one entry for each run of each rank."""
@@ -171,9 +176,9 @@ class Gather:
         message.go_first()
 
         def arrive() -> Tensor:
-            by_rank = message.wait().unflatten(0, (-1, 2))  # [P*2,B,s,h,D] -> [P,2,B,s,h,D]
+            by_rank = message.wait().unflatten(0, (-1, len(kv)))  # [P*2,B,s,h,D] -> [P,2,B,s,h,D]
             seq_len = by_rank.shape[0] * kv.shape[2]
-            whole = kv.new_empty(2, kv.shape[1], seq_len, *kv.shape[3:])
+            whole = kv.new_empty(*kv.shape[:2], seq_len, *kv.shape[3:])
             to, source = by_rows(whole, by_rank)
             # [P,2,B,s,h,D] -> [2,B,S,h,D]: each run of tokens to its global positions
             for place in self.places(seq_len):
@@ -182,23 +187,22 @@ class Gather:
 
         return arrive
 
-    def _reduce(self, shares: list[tuple[slice, Tensor, Tensor]], like: Tensor) -> Message:
+    def _reduce(self, shares: list[tuple[slice, Tensor, Tensor]], like: Tensor, key_dim: int) -> Message:
         """Start to sum over the ranks, in `dkv_dtype`, the dk and dv that each found for the keys of all ranks.
 
         shares: (tokens, dk [B,n,h,D], dv [B,n,h,D]), where `tokens` is the global slice 0..n; the longest share first.
             Of packed documents it is a slice m..m+n.
         The message gives each rank the sums for its own tokens, [2,B,s,h,D] as `like`.
         """
-        size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
-        sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
+        size, local = self.transport.group.size(), like.shape[2]
+        sent = like.new_empty(size, *like.shape, dtype=self.dkv_dtype)
         # sums of [B,n,h,D] -> [P,2,B,s,h,D]: each run of tokens to the rank that holds it; rank axis first
         for place in self.places(size * local):
             if self.documents:
-                add_shares(sent[place.rank, :, :, place.rows], place.tokens, shares)
+                add_shares(sent[place.rank, :, :, place.rows], place.tokens, shares, key_dim)
                 continue
             found = [dkv for tokens, *dkv in shares if place.tokens.stop <= tokens.stop]
-            for which in (0, 1):
-                slot = sent[place.rank, which, :, place.rows]
+            for which, slot in enumerate(parted(sent[place.rank, :, :, place.rows], key_dim)):
                 parts = [dkv[which][:, place.tokens] for dkv in found]
                 slot.copy_(parts[0]) if parts else slot.zero_()
                 for other in parts[1:]:
@@ -226,14 +230,14 @@ def _packed_run(rows: slice, run: range, documents: tuple[int, ...]) -> Run:
     return Run(rows, True, slice(keys.start, keys.stop), slice(rows.start, rows.start + len(queries)), inside)
 
 
-def add_shares(to: Tensor, tokens: slice, shares: list[tuple[slice, Tensor, Tensor]]) -> None:
+def add_shares(to: Tensor, tokens: slice, shares: list[tuple[slice, Tensor, Tensor]], key_dim: int) -> None:
     """Set `to` [2,B,n,h,D] to the sum of what the shares have of the keys at the global positions `tokens`."""
     to.zero_()
     for at, *dkv in shares:
         first, end = max(at.start, tokens.start), min(at.stop, tokens.stop)
         if first < end:
-            for which, found in enumerate(dkv):
-                to[which, :, first - tokens.start : end - tokens.start] += found[:, first - at.start : end - at.start]
+            for into, found in zip(parted(to, key_dim), dkv, strict=True):
+                into[:, first - tokens.start : end - tokens.start] += found[:, first - at.start : end - at.start]
 
 
 @cache

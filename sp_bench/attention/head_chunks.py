@@ -150,12 +150,12 @@ class ChunkedAttention(torch.autograd.Function):
             saved += chunks.exchanged_again(to_heads, [out[:, :, :, part.queries] for part in parts], lses)
         else:
             arrivals = chunks.computed(to_heads, attend)
-            out = torch.empty_like(q)
+            out = q.new_empty(*q.shape[:-1], v.shape[-1])
             for part, (part_out,) in zip(parts, arrivals, strict=True):
                 copy_rows(out[:, :, :, part.queries], part_out)
             if kept:
                 kept.put(out, *saved[4::5])
-        ctx.chunks, ctx.parts, ctx.kv_shape, ctx.of_parts = chunks, parts, k.shape, of_parts
+        ctx.chunks, ctx.parts, ctx.shapes, ctx.of_parts = chunks, parts, (q.shape, k.shape, v.shape), of_parts
         ctx.save_for_backward(*saved)
         return out.flatten(2, 3)  # [B,S/P,P,Hq/P,D] -> [B,S/P,Hq,D]
 
@@ -180,7 +180,7 @@ class ChunkedAttention(torch.autograd.Function):
 
         dout = by_rank(dout, chunks.transport.group.size())
         arrivals = chunks.computed([[dout[:, :, :, part.queries]] for part in parts], differentiate)
-        dq, dk, dv = torch.empty_like(dout), dout.new_empty(ctx.kv_shape), dout.new_empty(ctx.kv_shape)
+        dq, dk, dv = map(dout.new_empty, ctx.shapes)
         for part, (dq_part, *dkv) in zip(parts, arrivals, strict=True):
             copy_rows(dq[:, :, :, part.queries], dq_part)
             for whole, share in zip((dk, dv), dkv, strict=False):

@@ -51,7 +51,7 @@ class HeadExchange:
     """One message under way in both directions: some tensors go from tokens to heads, others from heads to tokens."""
 
     message: Message
-    heads: Sequence[int]  # h of each tensor that goes to heads
+    heads: Sequence[tuple[int, int]]  # h and D of each tensor that goes to heads
 
     def arrive(self) -> tuple[list[Tensor], list[Tensor]]:
         """Wait; returns the tensors by heads, [B, S, h, D] each, and those by tokens, [B, S/P, P, h, D] each.
@@ -61,8 +61,8 @@ class HeadExchange:
         received = list(self.message.wait_all())
         to_heads: list[Tensor] = []
         if self.heads:
-            # [P, B, S/P, sum h, D] -> [B, P*S/P, sum h, D] -> [B, S, h, D] each: the ranks' tokens one after the other
-            to_heads = list(received.pop(0).transpose(0, 1).flatten(1, 2).split_with_sizes(list(self.heads), dim=2))
+            # [P, B, S/P, sum h*D] -> [B, P*S/P, sum h*D] -> [B, S, h, D] each: the ranks' tokens one after the other
+            to_heads = _slots(received.pop(0).transpose(0, 1).flatten(1, 2), self.heads)
         # [P, B, S/P, h, D] -> [B, S/P, P, h, D]: the ranks' heads of one token side by side
         return to_heads, [t.permute(1, 2, 0, 3, 4) for t in received]
 
@@ -70,20 +70,26 @@ class HeadExchange:
 def exchange_heads(to_heads: Sequence[Tensor], to_tokens: Sequence[Tensor], transport: Transport) -> HeadExchange:
     """Start one all-to-all.
 
-    to_heads: tensors [B, S/P, P, h, D] that go from tokens to heads; they are packed into one.
+    to_heads: tensors [B, S/P, P, h, D] that go from tokens to heads; they are packed into one. D may differ.
     to_tokens: tensors [B, S, h, D] that go from heads to tokens.
     """
-    heads, sent = [t.shape[3] for t in to_heads], []
+    heads, sent = [(t.shape[3], t.shape[4]) for t in to_heads], []
     if to_heads:
-        batch, local, size, _, dim = to_heads[0].shape
-        packed = to_heads[0].new_empty(size, batch, local, sum(heads), dim)
-        for t, slot in zip(to_heads, packed.split_with_sizes(heads, dim=3), strict=True):
+        batch, local, size = to_heads[0].shape[:3]
+        packed = to_heads[0].new_empty(size, batch, local, sum(h * dim for h, dim in heads))
+        for t, slot in zip(to_heads, _slots(packed, heads), strict=True):
             # [B, S/P, P, h, D] -> [P, B, S/P, h, D]: rank axis first, ready for the all-to-all
             copy_rows(slot, t.permute(2, 0, 1, 3, 4))
         sent.append(packed)
     # [B, P*S/P, h, D] -> [P, B, S/P, h, D]: rank axis first, ready for the all-to-all; no copy if B = 1
     sent += [t.unflatten(1, (transport.group.size(), -1)).transpose(0, 1).contiguous() for t in to_tokens]
     return HeadExchange(transport.all_to_all(sent), heads)
+
+
+def _slots(packed: Tensor, heads: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """[..., sum h*D] -> the view [..., h, D] of each tensor."""
+    parts = packed.split_with_sizes([h * dim for h, dim in heads], dim=-1)
+    return [part.unflatten(-1, each) for part, each in zip(parts, heads, strict=True)]
 
 
 def replicate_kv_heads(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ Sinks = list[Tensor | None]  # of this rank's heads in each stage
 def _forward(stages: HeadChunks, parts: list[Chunk], q: Tensor, k: Tensor, v: Tensor, sinks: Sinks) -> list[Tensor]:
     """The output by tokens, [B,S/P,Hq,D], and the lse of each stage."""
     size = stages.transport.group.size()
-    whole = torch.empty_like(q)
+    whole = q.new_empty(*q.shape[:-1], v.shape[-1])
     q, k, v, out = (by_rank(t, size) for t in (q, k, v, whole))  # [B,S/P,H,D] -> [B,S/P,P,H/P,D]
     lses: list[Tensor] = []
     kv_at_hand: list[Tensor] = []  # of the last stage that brought any

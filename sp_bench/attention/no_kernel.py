@@ -29,7 +29,8 @@ class NoKernel:
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         batch, tokens, heads, _ = q.shape
-        return self._like(q), self._make(batch, heads, tokens, dtype=wide, device=q.device)
+        out = self._make(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+        return out, self._make(batch, heads, tokens, dtype=wide, device=q.device)
 
     def backward(
         self,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sp_bench.attention.exchange import Message, Transport
+from sp_bench.attention.keys import add, add_all, joined, parted
 from sp_bench.attention.layouts import (
     ALL,
     Block,
@@ -48,8 +49,8 @@ class Ring:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
 
-        attend = partial(forward_block, self.kernel, q, scale)
-        held = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: K and V travel as one message
+        attend = partial(forward_block, self.kernel, q, scale, k.shape[-1])
+        held = joined(k, v)  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: K and V travel as one message
         own, others = self._blocks(q.shape[1], causal)
         hop = start_hop(self.transport, [held] if others else [])
         parts = [attend(held, block) for block in own]  # the first covers all queries: each sees at least itself
@@ -77,8 +78,8 @@ class Ring:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D], in the inputs' dtype."""
 
-        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale)
-        kv = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
+        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale, k.shape[-1])
+        kv = joined(k, v)  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         own, others = self._blocks(q.shape[1], causal)
 
         def of_own(heads: slice, kv_heads: slice) -> tuple[list[Part], Tensor, Tensor]:
@@ -107,8 +108,7 @@ class Ring:
             found = [(block.kv, *differentiate(held[0], block)) for block in blocks]
             *held, arrived = [*hop.wait_all(), *([] if shares else [torch.zeros_like(kv, dtype=self.dkv_dtype)])]
             for at, part, *dkv in found:
-                arrived[0][:, at] += dkv[0]
-                arrived[1][:, at] += dkv[1]
+                add(arrived, at, *dkv)
                 dq_parts.append(part)
                 del part, dkv
             shares = [arrived]
@@ -125,8 +125,7 @@ class Ring:
         # The own block's dK/dV never travel: R-1 hops bring the others' shares home.
         dk, dv = (torch.cat(shares, dim=2) if late else shares[0] for shares in zip(*own_dkv, strict=True))
         for arrived in hop.wait_all():
-            dk += arrived[0]
-            dv += arrived[1]
+            add_all(dk, dv, arrived)
         return dq, dk, dv
 
     def _blocks(self, shard_len: int, causal: bool) -> tuple[list[Block], list[list[Block]]]:
@@ -158,9 +157,9 @@ class Queries(NamedTuple):
     lse: Tensor  # [B,Hq,n]
 
 
-def forward_block(kernel: Attention, q: Tensor, scale: float, kv: Tensor, block: Block) -> Part:
-    """The output of one block. q [B,n,Hq,D]; kv [2,B,n,Hkv,D]: K and V of one shard."""
-    keys = kv[:, :, block.kv]
+def forward_block(kernel: Attention, q: Tensor, scale: float, key_dim: int, kv: Tensor, block: Block) -> Part:
+    """The output of one block. q [B,n,Hq,D]; kv [2,B,n,Hkv,D]: K and V of one shard; key_dim: the size of a key."""
+    keys = parted(kv[:, :, block.kv], key_dim)
     part = kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale, **block.mask)
     return Part(*part, rows=block.q)
 
@@ -169,13 +168,14 @@ def backward_block(
     kernel: Attention,
     queries: Queries,
     scale: float,
+    key_dim: int,
     kv: Tensor,
     block: Block,
     heads: slice = ALL,
     kv_heads: slice = ALL,
 ) -> tuple[Part, Tensor, Tensor]:
     """dq, dk and dv of one block, or of some of its heads."""
-    keys, at = kv[:, :, block.kv, kv_heads], (slice(None), block.q, heads)
+    keys, at = parted(kv[:, :, block.kv, kv_heads], key_dim), (slice(None), block.q, heads)
     given = (queries.dout[at], queries.q[at], keys[0], keys[1], queries.out[at], queries.lse[:, heads, block.q])
     dq, dk, dv = kernel.backward(*given, causal=block.causal, scale=scale, **block.mask)
     return Part(dq, rows=block.q, heads=heads), dk, dv
@@ -203,11 +203,12 @@ def merged_in_between(parts: list[Part], like: Tensor, dtype: torch.dtype) -> li
 
 
 def merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """The parts merged into values for all rows and heads, shaped as `like` [B,n,H,D], in `dtype`, and their lse. Uses
-    the first part's values where they have this shape and dtype already."""
+    """The parts merged into values for all rows and heads of `like` [B,n,H,D], in `dtype`, and their lse. Uses the
+    first part's values where they have this shape and dtype already. Their size may be another than D."""
     first, *others = parts
-    whole = first.values.dtype == dtype and first.values.shape == like.shape
-    out = first.values if whole else torch.empty_like(like, dtype=dtype)
+    shape = (*like.shape[:-1], first.values.shape[-1])
+    whole = first.values.dtype == dtype and first.values.shape == shape
+    out = first.values if whole else like.new_empty(shape, dtype=dtype)
     if whole and not others:
         return out, first.lse
     # the first part's keys are this rank's own: each query sees one, so its lse covers all queries

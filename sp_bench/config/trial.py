@@ -170,6 +170,17 @@ class MethodConfig:
             named=True,
         ),
     ] = None
+    sends: Annotated[
+        Literal["latent"] | None,
+        Declared(
+            "ring, all_gather, of a model with kv_lora_rank: latent, of which each rank projects keys and values up; "
+            "null: keys and values",
+            of=("attention",),
+            none_means="keys and values",
+            words={"latent": "of latents"},
+            named=True,
+        ),
+    ] = None
     exchange: Annotated[
         Literal["collectives", "copy_engines"] | None,
         Declared(
@@ -311,6 +322,8 @@ class ModelConfig:
                 "mistral_7b": "Mistral-7B-v0.1",
                 "gemma3_27b": "Gemma-3-27B",
                 "gpt_oss_20b_dense": "gpt-oss-20b with a dense MLP",
+                "deepseek_v2_lite": "DeepSeek-V2-Lite",
+                "deepseek_v3": "DeepSeek-V3",
                 "tiny": "a tiny model",
             },
         ),
@@ -320,7 +333,7 @@ class ModelConfig:
     intermediate_size: Annotated[int, Declared("width of the MLP", column=None)]
     num_heads: Annotated[int, Declared("query heads", unit="heads", of=ATTENTION)]
     num_kv_heads: Annotated[int, Declared("key/value heads", unit="heads", of=ATTENTION)]
-    head_dim: Annotated[int, Declared("size of one head", of=ATTENTION)]
+    head_dim: Annotated[int, Declared("size of one head; with v_head_dim of queries and keys", of=ATTENTION)]
     vocab_size: Annotated[int, Declared("tokens that the model knows", column=None)]
     rope_theta: Annotated[float, Declared("base of the rotary embedding", column=None)]
     norm_eps: Annotated[float, Declared("epsilon of RMSNorm", column=None)]
@@ -340,6 +353,36 @@ class ModelConfig:
     ] = None
     rope_original_seq_len: Annotated[
         int | None, Declared("rope_scaling: length that the embedding was trained with", unit="tokens", of=TRAINING)
+    ] = None
+    v_head_dim: Annotated[
+        int | None,
+        Declared(
+            "attention: size of a value head, and of the output's; null: head_dim",
+            of=("attention",),
+            none_means="head_dim",
+            words="values of {}",
+            named=True,
+            head="value heads",
+        ),
+    ] = None
+    kv_lora_rank: Annotated[
+        int | None,
+        Declared(
+            "attention: elements of a token's latent that the step projects up to keys and values, before these travel "
+            "or after (method.sends); null: it begins with keys and values",
+            of=("attention",),
+            words="latents of {}",
+            named=True,
+            head="latent",
+        ),
+    ] = None
+    qk_rope_head_dim: Annotated[
+        int | None,
+        Declared(
+            "kv_lora_rank: elements beside a token's latent that end the key of every head; they carry its place",
+            of=("attention",),
+            words="and {}",
+        ),
     ] = None
     layers: Annotated[
         str | None,
@@ -388,6 +431,9 @@ class ModelConfig:
             "num_heads",
             "num_kv_heads",
             "head_dim",
+            "v_head_dim",
+            "kv_lora_rank",
+            "qk_rope_head_dim",
             "vocab_size",
             "rope_original_seq_len",
         )
@@ -401,6 +447,22 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs")
+        self._check_latent()
+
+    def _check_latent(self) -> None:
+        rank, rope = self.kv_lora_rank, self.qk_rope_head_dim
+        said: Prose = f"model.kv_lora_rank={rank}, model.qk_rope_head_dim={rope}"
+        if (rank is None) != (rope is None):
+            raise ConfigError(f"{said}: a latent has both parts; use both, or neither")
+        if rope is None:
+            return
+        if rope >= self.head_dim:
+            raise ConfigError(f"{said}: it is a part of a key; use less than model.head_dim={self.head_dim}")
+        if self.num_kv_heads != self.num_heads:
+            raise ConfigError(
+                f"{said}: each query head has a key of its own; use model.num_kv_heads={self.num_heads}, not "
+                f"{self.num_kv_heads}"
+            )
 
     def _check_layers(self) -> None:
         words = (self.layers or "full").split("+")
@@ -954,6 +1016,29 @@ class AttentionShape:
     documents: tuple[int, ...] = ()  # tokens of each, in order; a token sees its own document only. Empty: one document
     window: int | None = None  # token i sees tokens i - window + 1 to i; None: all up to itself, or all if not causal
     sinks: bool = False  # each query head has a score beside those of its keys, without a value
+    v_head_dim: int | None = None  # size of a value head; None: head_dim
+    kv_lora_rank: int | None = None  # of a latent: what is projected up; None: the step begins with keys and values
+    qk_rope_head_dim: int | None = None  # of a latent: what is a part of each key
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """The number of heads and the size of one, of q, k, v and the output's gradient."""
+        q, kv = self.num_heads, self.num_kv_heads
+        return (q, self.head_dim), (kv, self.head_dim), (kv, self.value_dim), (q, self.value_dim)
+
+    def sizes(self, num_tokens: int) -> tuple[tuple[int, ...], ...]:
+        """The sizes of a step's inputs over so many tokens: q, k, v and the output's gradient, [B,n,H,.] each; with
+        latents q, latent [B,n,1,C+R], up-projections [C,H,D-R+E] and gradient. Letters as in attention/latent.py."""
+        q, k, v, dout = ((self.batch_size, num_tokens, *heads) for heads in self.heads)
+        if self.kv_lora_rank is None or self.qk_rope_head_dim is None:
+            return q, k, v, dout
+        latent = (self.batch_size, num_tokens, 1, self.kv_lora_rank + self.qk_rope_head_dim)
+        up = (self.kv_lora_rank, self.num_heads, self.head_dim - self.qk_rope_head_dim + self.value_dim)
+        return q, latent, up, dout
 
     @property
     def element_bytes(self) -> int:
@@ -1046,6 +1131,7 @@ class TrialConfig:
                 f"workload.packing={self.workload.packing}: model={self.model.name} has windows or sinks, and those of "
                 "packed documents are not there yet; use workload.packing=none"
             )
+        self._check_latent()
         if (window := self.workload.window) is not None and window >= self.seq_len:
             raise ConfigError(
                 f"workload.window={window} hides nothing of seq_len={self.seq_len}; use {self.seq_len - 1} or less, or "
@@ -1073,6 +1159,23 @@ class TrialConfig:
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
         self._check_world()
+
+    def _check_latent(self) -> None:
+        model, workload = self.model, self.workload
+        of_attention = [(f"model.{name}", getattr(model, name)) for name in ("v_head_dim", "kv_lora_rank")]
+        for option, value in of_attention:
+            if value is not None and self.trains:
+                raise ConfigError(f"{option}={value}: no decoder here has that; use workload=attention")
+        if self.method.sends == "latent" and model.kv_lora_rank is None:
+            raise ConfigError(
+                f"method.sends=latent: model={model.name} has no latent; use method.sends=null, or a model with "
+                "kv_lora_rank, such as deepseek_v2_lite"
+            )
+        for option, value in (("packing", workload.packing), ("window", workload.window), ("sinks", workload.sinks)):
+            if model.kv_lora_rank is not None and value not in ("none", None, False):
+                raise ConfigError(
+                    f"workload.{option}={value}: model={model.name} has latents, which are proven without; leave it out"
+                )
 
     def _check_world(self) -> None:
         if self.world == "ranks":
@@ -1226,6 +1329,9 @@ class TrialConfig:
             documents=lengths,
             window=self.window(seq_len) if kind == "window" else None,
             sinks=m.sinks if self.trains else self.workload.sinks,
+            v_head_dim=m.v_head_dim,
+            kv_lora_rank=m.kv_lora_rank,
+            qk_rope_head_dim=m.qk_rope_head_dim,
         )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Closed forms for one attention layer: FLOPs, and the bytes that one rank sends off-rank.
 
-B batch, S global tokens, P = R * U ranks (ring x ulysses), s = S / P, Hq query and Hkv key/value heads, D head size,
-e bytes an element.
+B batch, S global tokens, P = R * U ranks (ring x ulysses), s = S / P, Hq query and Hkv key/value heads, D size of a
+query or key head, Dv of a value head, e bytes an element.
 
 Only payload counts: not what a rank keeps for itself, and no protocol overhead. Byte counts are exact fractions, so
 that they can be compared for equality with the counted bytes of the ledger.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 
 from sp_bench.config.documents import causal_pairs
@@ -16,7 +17,7 @@ from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape, MethodConfig
 
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
 ClosedForm = Callable[[MethodConfig, AttentionShape, int], Traffic]
-FLASH_BACKWARD = Fraction(5, 2)  # FLOPs of a flash backward per forward: 5 matmuls, since it computes QK^T again
+FLASH_BACKWARD = Fraction(5, 2)  # FLOPs of a flash backward per forward where D = Dv: see `flash_backward`
 POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
 
@@ -33,8 +34,13 @@ def score_pairs(shape: AttentionShape) -> int:
 
 
 def attention_forward_flops(shape: AttentionShape) -> int:
-    """FLOPs of one attention forward over all ranks: two matmuls, each of 2 * D FLOPs for each pair and head."""
-    return 4 * score_pairs(shape) * shape.num_heads * shape.head_dim
+    """FLOPs of one attention forward over all ranks: of each pair and head 2 * D for scores, 2 * Dv for the output."""
+    return 2 * score_pairs(shape) * shape.num_heads * (shape.head_dim + shape.value_dim)
+
+
+def flash_backward(head_dim: int, value_dim: int) -> Fraction:
+    """FLOPs of a flash backward per forward. It has 5 matmuls: QK^T again, dQ and dK of D, dV and dO V^T of Dv."""
+    return Fraction(3 * head_dim + 2 * value_dim, head_dim + value_dim)
 
 
 def replicated_kv_heads(num_kv_heads: int, ulysses_degree: int) -> int:
@@ -46,18 +52,36 @@ def head_exchange_bytes(shape: AttentionShape, ulysses_degree: int, sp_size: int
     """Bytes one rank sends in the forward of a head exchange: Q, K, V and the output. The backward sends as much: dO,
     dQ, dK and dV.
 
-    (U-1)/U * B * s * D * e * (2 Hq + 2 Hkv*). Source: arXiv 2309.14509, section 3.2. Here with GQA, with KV replication
-    (Hkv* = max(Hkv, U)), and without the rank's own slice.
+    (U-1)/U * B * s * e * (D + Dv) * (Hq + Hkv*). Source: arXiv 2309.14509, section 3.2. Here with GQA, with KV
+    replication (Hkv* = max(Hkv, U)), and without the rank's own slice.
     """
-    heads = 2 * shape.num_heads + 2 * replicated_kv_heads(shape.num_kv_heads, ulysses_degree)
-    local_elements = Fraction(shape.batch_size * shape.seq_len * shape.head_dim * heads, sp_size)
+    heads = shape.num_heads + replicated_kv_heads(shape.num_kv_heads, ulysses_degree)
+    dims = shape.head_dim + shape.value_dim
+    local_elements = Fraction(shape.batch_size * shape.seq_len * dims * heads, sp_size)
     return local_elements * shape.element_bytes * Fraction(ulysses_degree - 1, ulysses_degree)
 
 
 def kv_shard_elements(shape: AttentionShape, ring_degree: int, ulysses_degree: int = 1) -> Fraction:
-    """n: elements of K and V together that one ring rank holds, B * S/R * 2 Hkv*/U * D."""
-    heads = Fraction(2 * replicated_kv_heads(shape.num_kv_heads, ulysses_degree), ulysses_degree)
-    return shape.batch_size * Fraction(shape.seq_len, ring_degree) * heads * shape.head_dim
+    """n: elements of K and V together that one ring rank holds, B * S/R * Hkv*/U * (D + Dv)."""
+    heads = Fraction(replicated_kv_heads(shape.num_kv_heads, ulysses_degree), ulysses_degree)
+    return shape.batch_size * Fraction(shape.seq_len, ring_degree) * heads * (shape.head_dim + shape.value_dim)
+
+
+def travelling(method: MethodConfig, shape: AttentionShape) -> AttentionShape:
+    """The shape whose keys and values are what travels: of latents one head of C + R elements, and no values."""
+    if method.sends != "latent":
+        return shape
+    return replace(shape, num_kv_heads=1, head_dim=shape.sizes(1)[1][-1], v_head_dim=0)
+
+
+def latent_reason(method: MethodConfig) -> Prose | None:
+    """Why a ring or a gather cannot send latents that way, or None."""
+    if method.sends != "latent" or (method.layout in ("contiguous", "zigzag") and method.head_stride is None):
+        return None
+    return (
+        f"method.layout={method.layout}, method.head_stride={method.head_stride}: latents are proven with contiguous "
+        "or zigzag, and have no heads to gather one by one; use these, and method.head_stride=null"
+    )
 
 
 def travelling_dkv_dtype(shape: AttentionShape, dkv_dtype: str | None) -> str:
@@ -262,9 +286,11 @@ OF_METHODS: Mapping[str, ClosedForm] = {
     "ulysses": lambda method, shape, sp_size: ulysses_traffic(shape, sp_size, sp_size),
     "upipe": lambda method, shape, sp_size: upipe_traffic(shape, sp_size),
     "ring": _busiest_under_window(
-        "ring", lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype)
+        "ring", lambda method, shape, sp_size: ring_traffic(travelling(method, shape), sp_size, 1, method.dkv_dtype)
     ),
     "double_ring": lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype),
-    "all_gather": lambda method, shape, sp_size: all_gather_traffic(shape, sp_size, method.dkv_dtype, method.layout),
+    "all_gather": lambda method, shape, sp_size: all_gather_traffic(
+        travelling(method, shape), sp_size, method.dkv_dtype, method.layout
+    ),
     "usp": _busiest_under_window("usp", usp_traffic),
 }

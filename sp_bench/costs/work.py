@@ -4,13 +4,13 @@ A step that is counted must have computed exactly this. The calls of a method fo
 the scores. P ranks of a sequence, R ring ranks, U ulysses ranks, Hkv key/value heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from sp_bench.config.trial import AttentionShape
-from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops, replicated_kv_heads
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import attention_forward_flops, flash_backward, replicated_kv_heads
 
 # What torch runs of an MLP and of a norm that no other code has replaced. Products and messages are the same.
 SWIGLU_OP, NORM_OP, LOSS_OP = "aten::silu", "aten::rsqrt", "aten::_log_softmax"
@@ -114,16 +114,49 @@ def all_gather_calls(shape: AttentionShape, layout: str, rank: int, head_stride:
     return KernelCalls(groups * of_a_group, groups * of_a_group)
 
 
-def attention_work(shape: AttentionShape, calls: KernelCalls | None, *, backward: bool, products: bool) -> ExpectedWork:
-    """What attention alone must compute, forward or with its backward. Nothing but the kernel multiplies matrices.
+def projected_tokens(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> int:
+    """Tokens whose latents a rank projects up in one forward: its own, where keys and values travel; else those of
+    each call of the kernel. Causal, a rank of a ring sees earlier ranks' shards, in zigzag order half of each and all
+    of later ones; each run of a gather sees all keys before it."""
+    own, zigzag = shape.seq_len // sp_size, method.layout == "zigzag"
+    if method.sends != "latent":
+        return own
+    if not shape.causal:
+        return shape.seq_len * (2 if zigzag and method.name == "all_gather" else 1)
+    if not zigzag:
+        return own * (rank + 1)
+    others = sp_size - 1 - Fraction(rank, 2) if method.name == "ring" else sp_size - Fraction(1, 2)
+    return int(own * (1 + others))
+
+
+def projection_flops(
+    method: MethodConfig, shape: AttentionShape, sp_size: int, ranks: Iterable[int], *, backward: bool
+) -> int:
+    """FLOPs of the up-projections on these ranks; 0 without latents. The backward has two products, for the latents and
+    for the up-projections, and projects up again where latents travel: nobody keeps keys and values."""
+    if shape.kv_lora_rank is None:
+        return 0
+    rank, heads, width = shape.sizes(1)[2]
+    times = 1 + (2 + (method.sends == "latent")) * backward
+    tokens = sum(projected_tokens(method, shape, sp_size, each) for each in ranks)
+    return times * 2 * shape.batch_size * tokens * rank * heads * width
+
+
+def attention_work(
+    shape: AttentionShape, calls: KernelCalls | None, projection: int, *, backward: bool, products: bool
+) -> ExpectedWork:
+    """What attention alone must compute, forward or with its backward. Beside the kernel only up-projections multiply
+    matrices.
 
     calls: of this rank, in one forward and backward; None: it is not known how the method calls the kernel.
-    products: whether all matrix products are in the kernel.
+    projection: FLOPs of the up-projections of all ranks.
+    products: whether all other matrix products are in the kernel.
     """
-    matmul_flops = {} if products else None
+    matmul_flops = ({shape.dtype: projection} if projection else {}) if products else None
     if calls is None:
         return ExpectedWork(matmul_flops)
     flops = attention_forward_flops(shape)
     if not backward:
         return ExpectedWork(matmul_flops, flops, calls._replace(backward=0))
-    return ExpectedWork(matmul_flops, flops + int(flops * FLASH_BACKWARD), calls)
+    of_backward = flops * flash_backward(shape.head_dim, shape.value_dim)
+    return ExpectedWork(matmul_flops, flops + int(of_backward), calls)

@@ -10,10 +10,10 @@ from typing import Any
 
 from sp_bench import hardware, methods
 from sp_bench.attention.layouts import causal_pairs_of_ranks
-from sp_bench.config.trial import AUTO, TRAINING, TrialConfig
+from sp_bench.config.trial import AUTO, TRAINING, MethodConfig, TrialConfig
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, attention_forward_flops
+from sp_bench.costs.attention import Traffic, attention_forward_flops, flash_backward
 from sp_bench.costs.flags import (
     flags_of_devices,
     flags_of_full_depth,
@@ -22,6 +22,7 @@ from sp_bench.costs.flags import (
     flags_of_memory,
     flags_of_times,
 )
+from sp_bench.costs.work import projection_flops
 from sp_bench.engines import requirements
 from sp_bench.rows.schema import COLUMNS
 
@@ -114,8 +115,11 @@ def flops(config: TrialConfig, padded_len: int) -> Columns:
         computed = config.attention_shape(config.seq_len)  # with what is padded
         asked_for = replace(computed, seq_len=config.seq_len, documents=config.documents(config.seq_len))
         model, hardware_ = attention_forward_flops(asked_for), attention_forward_flops(computed)
-        if config.workload.pass_kind == "forward_backward":
-            model, hardware_ = 3 * model, hardware_ * (1 + FLASH_BACKWARD)
+        backward = config.workload.pass_kind == "forward_backward"
+        if backward:
+            model, hardware_ = 3 * model, hardware_ * (1 + flash_backward(computed.head_dim, computed.value_dim))
+        model += projection_flops(MethodConfig("single"), asked_for, 1, [0], backward=backward)
+        hardware_ += projection_flops(config.method, computed, config.sp_size, range(config.sp_size), backward=backward)
     return {"model_flops": float(model), "hardware_flops": float(hardware_)}
 
 

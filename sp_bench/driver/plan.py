@@ -73,6 +73,8 @@ def unsupported_reason(
         # first: a library need not be here to lack it
         if reason := methods.packing_reason(config.method, shape) or methods.window_reason(config.method, shape):
             return reason
+        if reason := methods.values_reason(config.method, shape):
+            return reason
         if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
             return reason
         if reason := kernels.window_reason(config.kernel.name, shape):

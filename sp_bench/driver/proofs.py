@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sp_bench.config.options import OPTIONS, as_overridden
+from sp_bench.config.options import BY_PATH, OPTIONS, as_overridden
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.rows import store
@@ -19,6 +19,7 @@ from sp_bench.rows import store
 _GROUPS = ("method", "kernel")
 _OF_STEP = ("activation_checkpointing", "checkpoint_offload", "model_code", "loss_tile_tokens", "mlp_tile_tokens")
 _PROVEN = ("workload.name", "workload.pass_kind", "workload.causal", "workload.packing", "workload.sinks", "dtype")
+_OF_HEADS = ("model.v_head_dim", "model.kv_lora_rank")  # of attention: that there are such, of any size
 PROOF_LEN, MOST_WINDOW = 4096, 2048  # tokens of the proof that is suggested, and the longest window there
 _COLUMNS = ("status", "evidence", "world_size", "trial_id", "env_id", "config")
 
@@ -40,7 +41,9 @@ def _options(config: TrialConfig) -> dict[str, Any]:
         windows = {config.attention_shape(config.seq_len, kind).window is not None for kind in config.kinds}
         kinds = "+".join(("full", "window")[has] for has in sorted(windows))
         return values | {"model.layers": None if kinds == "full" else kinds, "model.sinks": config.model.sinks}
-    return values | {"workload.window": config.workload.window is not None}
+    uneven = config.model.v_head_dim not in (None, config.model.head_dim)
+    of_heads = dict(zip(_OF_HEADS, (uneven, config.model.kv_lora_rank is not None), strict=True))
+    return values | {"workload.window": config.workload.window is not None} | of_heads
 
 
 def find(config: TrialConfig, folder: Path) -> str | None:
@@ -71,13 +74,22 @@ def missing_reason(config: TrialConfig, folder: Path) -> str | None:
 
 
 def _chosen(config: TrialConfig) -> Mapping[str, Any]:
-    """Options of a proof as a command line says them: names first, then what is not None."""
-    options = _options(config)
-    names = {path.removesuffix(".name"): value for path, value in options.items() if path.endswith(".name")}
-    rest = {path: value for path, value in options.items() if not path.endswith(".name")}
-    if rest.get("model.layers"):
-        rest["model.window"] = min(config.model.window or MOST_WINDOW, MOST_WINDOW)
-    return names | {path: value for path, value in rest.items() if value not in (None, "none", "all")}
+    """Options of a proof as a command line says them: names first, then what is not None, and what is not as in rows
+    of before the option. The model is named already, so of its own options only layers of several kinds are there."""
+    shared = [BY_PATH[path] for path in _options(config) if not path.startswith("model.")]
+    known = {
+        option.path: value
+        for option in shared
+        if (value := option.value(config)) is not None and not (option.omitted and value == option.old_rows)
+    }
+    names = {path.removesuffix(".name"): value for path, value in known.items() if path.endswith(".name")}
+    rest = {path: value for path, value in known.items() if not path.endswith(".name")}
+    if layers := _options(config).get("model.layers"):
+        rest |= {"model.layers": layers, "model.sinks": config.model.sinks, "model.window": config.model.window}
+    for window in ("model.window", "workload.window"):
+        if window in rest:
+            rest[window] = min(rest[window], MOST_WINDOW)
+    return names | rest
 
 
 def _word(value: Any) -> str:

@@ -32,8 +32,8 @@ PREPARES_ATTENTION = r"transformer_engine::"  # what it launches itself packs te
 class Attention(Protocol):
     """Attention with its backward: a kernel on this rank's tensors, or the ranks of a ring or a gather together.
 
-    q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; lse [B,Hq,Sq], fp32 (fp64 when q is). `causal` means Sq == Sk. A row without
-    visible keys has lse = -inf and out = 0.
+    q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; lse [B,Hq,Sq], fp32 (fp64 when q is). Values may be of another size than keys, and
+    then `out` and its gradient are. `causal` means Sq == Sk. A row without visible keys has lse = -inf and out = 0.
     """
 
     def forward(self, q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
@@ -77,15 +77,33 @@ class Kernel(Attention, Protocol):
         ...
 
 
-def half_precision_reason(name: str, shape: AttentionShape, device: str, max_head_dim: int) -> Prose | None:
-    """Why a CUDA kernel for half precision cannot run `shape` on `device`, or None."""
+DEEPSEEK = (192, 128)  # head_dim and v_head_dim of DeepSeek-V2 and V3
+
+
+def half_precision_reason(
+    name: str, shape: AttentionShape, device: str, max_head_dim: int, uneven: tuple[int, int] | None = None
+) -> Prose | None:
+    """Why a CUDA kernel for half precision cannot run `shape` on `device`, or None. uneven: a head_dim and v_head_dim
+    that it takes although they differ."""
     if device != "cuda":
         return f"kernel {name} runs on CUDA only; use kernel=cpu_flash or math"
     if shape.dtype not in ("bfloat16", "float16"):
         return f"kernel {name} takes bfloat16 or float16, not dtype={shape.dtype}; use dtype=bfloat16, or kernel=math"
+    if shape.value_dim != shape.head_dim:
+        return None if (shape.head_dim, shape.value_dim) == uneven else even_values_reason(name, shape, uneven)
     if shape.head_dim % 8 or shape.head_dim > max_head_dim:
         return f"kernel {name} takes a head_dim that is a multiple of 8 up to {max_head_dim}, not {shape.head_dim}"
     return None
+
+
+def even_values_reason(name: str, shape: AttentionShape, uneven: tuple[int, int] | None = None) -> Prose | None:
+    """Why a kernel that takes values of the size of keys, or of the sizes `uneven`, cannot run `shape`, or None."""
+    if shape.value_dim == shape.head_dim:
+        return None
+    same: Prose = "values of the size of keys"
+    takes: Prose = f"head_dim={uneven[0]} with v_head_dim={uneven[1]}, or {same}" if uneven else same
+    asked: Prose = f"head_dim={shape.head_dim} with v_head_dim={shape.value_dim}"
+    return f"kernel {name} takes {takes}, not {asked}; use kernel=math"
 
 
 def packs(name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
+from sp_bench.kernels import even_values_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
         return "kernel cpu_flash runs on CPU only; use kernel=cudnn or sdpa_flash"
     if shape.dtype == "float16":
         return "kernel cpu_flash takes float64, float32 or bfloat16, not dtype=float16; use kernel=math"
-    return None
+    return even_values_reason("cpu_flash", shape)
 
 
 def _bias(q: "Tensor", k: "Tensor", window: Window | None) -> "Tensor | None":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
-from sp_bench.kernels import half_precision_reason
+from sp_bench.kernels import DEEPSEEK, half_precision_reason
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def _random_state(device: "torch.device") -> "Tensor":
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
-    return half_precision_reason("cudnn", shape, device, max_head_dim=128)
+    return half_precision_reason("cudnn", shape, device, max_head_dim=128, uneven=DEEPSEEK)
 
 
 def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":

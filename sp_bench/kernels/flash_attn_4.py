@@ -15,7 +15,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.hardware import missing_packages
-from sp_bench.kernels import cuts, half_precision_reason, sides
+from sp_bench.kernels import DEEPSEEK, cuts, half_precision_reason, sides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,11 +29,11 @@ CUDA_HELPERS = r"FlashAttention(ForwardCombine|BackwardPreprocess|BackwardPostpr
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
-    if reason := half_precision_reason("flash_attn_4", shape, device, max_head_dim=128):
+    if reason := half_precision_reason("flash_attn_4", shape, device, max_head_dim=128, uneven=DEEPSEEK):
         return reason
     if missing_packages("flash-attn-4"):
         return "kernel flash_attn_4 needs the flash-attn-4 package: pip install --pre flash-attn-4"
-    if shape.head_dim not in (64, 128):
+    if shape.head_dim not in (64, 128) and shape.value_dim == shape.head_dim:
         return f"kernel flash_attn_4 is proven with head_dim 64 and 128, not {shape.head_dim}; use kernel=cudnn"
     return None
 

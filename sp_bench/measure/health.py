@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from sp_bench import handover, kernels
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops
+from sp_bench.costs.attention import attention_forward_flops, flash_backward
 from sp_bench.measure.counters import DeviceCounters
 from sp_bench.measure.meeting import meet
 from sp_bench.measure.timing import time_steps
@@ -96,8 +96,8 @@ def _attention(config: TrialConfig, device: torch.device) -> dict[str, float]:
     """FLOP/s of the trial's kernel alone, forward and backward."""
     kernel, shape = kernels.get(config.kernel.name), config.attention_shape(config.seq_len)
     q, k, v, dout = (
-        torch.randn(1, shape.seq_len, heads, shape.head_dim, dtype=getattr(torch, config.dtype), device=device)
-        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
+        torch.randn(1, shape.seq_len, heads, dim, dtype=getattr(torch, config.dtype), device=device)
+        for heads, dim in shape.heads
     )
     mask = {"causal": True, "scale": shape.head_dim**-0.5}
 
@@ -105,7 +105,7 @@ def _attention(config: TrialConfig, device: torch.device) -> dict[str, float]:
         out, lse = kernel.forward(q, k, v, **mask)
         kernel.backward(dout, q, k, v, out, lse, **mask)
 
-    flops = attention_forward_flops(shape) * float(1 + FLASH_BACKWARD)
+    flops = attention_forward_flops(shape) * float(1 + flash_backward(shape.head_dim, shape.value_dim))
     return {"attention_flops_per_s": flops / _settled_ms(step, device) * 1e3}
 
 

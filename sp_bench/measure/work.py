@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from sp_bench.config.documents import causal_pairs
 from sp_bench.config.prose import Prose
 from sp_bench.config.windows import Window, visible_pairs
-from sp_bench.costs.attention import FLASH_BACKWARD
+from sp_bench.costs.attention import flash_backward
 from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
 from sp_bench.measure.incorrect import Incorrect
@@ -37,7 +37,7 @@ class Work:
 
     matmul_flops: Counter[str] = field(default_factory=Counter)  # dtype -> FLOPs outside the kernel
     calls: Counter[str] = field(default_factory=Counter)  # of the kernel: forward, backward
-    attention_flops: int = 0  # of these calls: mask-exact, and 2.5x the forward in the backward
+    attention_flops: int = 0  # of these calls: mask-exact, and `flash_backward` of the forward in the backward
     attention_dtypes: set[str] = field(default_factory=set)  # of q, k and v in these calls
     kernel_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, inside the kernel
     other_ops: Counter[str] = field(default_factory=Counter)  # the same outside it, of ops that look like attention
@@ -88,8 +88,9 @@ class Work:
             pairs = causal_pairs(documents or (queries,))
         else:
             pairs = sum(length * length for length in documents) if documents else queries * k.shape[1]
-        forward = 4 * batch * pairs * heads * dim
-        self.attention_flops += forward if pass_kind == "forward" else int(forward * FLASH_BACKWARD)
+        forward = 2 * batch * pairs * heads * (dim + v.shape[-1])
+        of_backward = int(forward * flash_backward(dim, v.shape[-1]))
+        self.attention_flops += forward if pass_kind == "forward" else of_backward
         self.calls[pass_kind] += 1
         self.attention_dtypes |= {_name(x.dtype) for x in (q, k, v)}
         self._in_kernel = True

@@ -9,8 +9,8 @@ outside needs its own file or package only: docs/OUTSIDE.md.
 import importlib
 import types
 import typing
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -34,7 +34,7 @@ from sp_bench.costs.attention import (
     scale_traffic,
 )
 from sp_bench.costs.links import far_share
-from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work
+from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work, projection_flops
 from sp_bench.kernels import REFERENCE, Kernel
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ NAMES = (
 )
 
 
+LATENT = ("ring", "all_gather")  # take method.sends=latent
+
+
 @dataclass(frozen=True)
 class SequenceParallelAttention:
     """What an opened method yields: an attention function, and which tokens its ranks hold."""
@@ -62,6 +65,12 @@ class SequenceParallelAttention:
         if sinks is None:
             return self
         return replace(self, attend=lambda q, k, v, kept=None: self(q, k, v, kept, sinks))
+
+    def of_latents(self, head_dim: int) -> "SequenceParallelAttention":
+        """The same of q, latents and up-projections: each rank makes keys and values of its own, which then travel."""
+        from sp_bench.attention.latent import projected
+
+        return replace(self, attend=lambda q, latent, up: self.attend(q, *projected(latent, up, head_dim)))
 
     def __call__(
         self, q: "Tensor", k: "Tensor", v: "Tensor", kept: "Kept | None" = None, sinks: "Tensor | None" = None
@@ -183,6 +192,18 @@ def window_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     able = ", ".join(name for name in NAMES if getattr(get(name), "WINDOWS", False))
     lacking: Prose = "sinks" if shape.window is None else "windows"
     return f"method {method.name} computes no {lacking} here; use method={able}"
+
+
+def values_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
+    """Why the method cannot take latents, or values of another size than keys, naming those that can, or None."""
+    if method.sends == "latent" and method.name not in LATENT:
+        return f"method {method.name} sends no latents; use method={', '.join(LATENT)}, or method.sends=null"
+    ours = get(method.name).IMPLEMENTATION == "sp_bench"
+    if ours or (shape.value_dim == shape.head_dim and shape.kv_lora_rank is None):
+        return None
+    able = ", ".join(name for name in NAMES if get(name).IMPLEMENTATION == "sp_bench")
+    what: Prose = "values of another size than keys" if shape.kv_lora_rank is None else "latents"
+    return f"method {method.name} was not tried with {what}; use method={able}"
 
 
 def names() -> list[str]:
@@ -430,7 +451,9 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     else:
         numbers, ((kind, shape),) = config.kinds, shapes.items()
         backward = config.workload.pass_kind == "forward_backward"
-        expected = attention_work(shape, calls.get(kind), backward=backward, products=products)
+        ranks = range(sp_size) if config.world == "ranks" else [sp_rank] * config.world_size
+        projection = projection_flops(config.method, shape, sp_size, ranks, backward=backward)
+        expected = attention_work(shape, calls.get(kind), projection, backward=backward, products=products)
     if config.world == "ranks":
         return expected
     layout = get(name).layout(config.method, sp_size)
@@ -440,6 +463,16 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     return expected.of_one(config.world_size, mine / sum(flops.values()) * sp_size / config.world_size)
 
 
+@contextmanager
+def opened(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    """The method's attention of what a step of `shape` begins with: q, k and v, or q, latents and up-projections."""
+    with get(method.name).open(method, kernel, shape, mesh) as attention:
+        projects = shape.kv_lora_rank is not None and method.sends is None
+        yield attention.of_latents(shape.head_dim) if projects else attention
+
+
 def open_counted(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> AbstractContextManager[SequenceParallelAttention]:
@@ -447,4 +480,4 @@ def open_counted(
     from sp_bench.measure.ledger import CountedKernel
 
     module = get(method.name)
-    return module.open(method, CountedKernel(kernel) if hasattr(module, "kernel_calls") else kernel, shape, mesh)
+    return opened(method, CountedKernel(kernel) if hasattr(module, "kernel_calls") else kernel, shape, mesh)

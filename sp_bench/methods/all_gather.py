@@ -12,9 +12,9 @@ from sp_bench.attention.layouts import SequenceLayout, num_window_blocks, seen_a
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import travelling_dkv_dtype
+from sp_bench.costs.attention import latent_reason, travelling, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, all_gather_calls
-from sp_bench.kernels import Kernel
+from sp_bench.kernels import Attention, Kernel
 from sp_bench.methods import SequenceParallelAttention
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         return (
             f"method.head_stride={method.head_stride}: under a window all heads' borders are gathered at once; use null"
         )
-    return None
+    return latent_reason(method)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
@@ -54,7 +54,7 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
         before = sum(seen_across(run, range(run.start), shape.documents) is not None for run in runs)
         groups = -(-shape.num_kv_heads // (method.head_stride or shape.num_kv_heads))
         return KernelCalls(groups * (len(runs) + before), groups * (len(runs) + before))
-    return all_gather_calls(shape, method.layout, rank, method.head_stride)
+    return all_gather_calls(travelling(method, shape), method.layout, rank, method.head_stride)
 
 
 @contextmanager
@@ -67,15 +67,19 @@ def open(
     from sp_bench.attention.borders import Bordered, Gathered
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.gather import Gather
+    from sp_bench.attention.latent import over_latents
 
     group = mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     cut = layout(method, group.size())
-    stride = method.head_stride or shape.num_kv_heads
-    over = transport(method.exchange, group)
-    if shape.window is not None:
-        gather = Bordered(kernel, Gathered(over), method.layout, shape.window, dkv_dtype)
-    else:
-        gather = Gather(kernel, over, cut, stride, dkv_dtype, shape.documents)
-    attend = differentiable(gather, causal=shape.causal, scale=shape.head_dim**-0.5)
+    stride = method.head_stride or travelling(method, shape).num_kv_heads
+    over, options = transport(method.exchange, group), {"causal": shape.causal, "scale": shape.head_dim**-0.5}
+
+    def gather(kernel: Attention) -> Attention:
+        if shape.window is not None:
+            return Bordered(kernel, Gathered(over), method.layout, shape.window, dkv_dtype)
+        return Gather(kernel, over, cut, stride, dkv_dtype, shape.documents)
+
+    sends_latents = method.sends == "latent"
+    attend = over_latents(gather, kernel, **options) if sends_latents else differentiable(gather(kernel), **options)
     yield SequenceParallelAttention(cut, attend)

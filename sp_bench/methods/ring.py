@@ -7,6 +7,7 @@ Layouts: contiguous, zigzag and striped; of packed documents also document_zigza
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks, num_window_blocks
@@ -14,7 +15,9 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import (
     border_exchange_reason,
+    latent_reason,
     merging_dtype,
+    travelling,
     travelling_dkv_dtype,
 )
 from sp_bench.costs.work import KernelCalls, ring_calls, window_calls
@@ -36,7 +39,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
-    return border_exchange_reason(method, shape)
+    return border_exchange_reason(method, shape) or latent_reason(method)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
@@ -44,7 +47,7 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
         blocks = num_window_blocks(method.layout, rank, sp_size, shape.seq_len, shape.window)
         return window_calls(blocks, method.layout, sp_size, shape.num_kv_heads)
     packed = num_packed_blocks(method.layout, rank, sp_size, shape.documents)
-    return ring_calls(shape, method.layout, sp_size, rank, shape.num_kv_heads, packed)
+    return ring_calls(shape, method.layout, sp_size, rank, travelling(method, shape).num_kv_heads, packed)
 
 
 @contextmanager
@@ -56,17 +59,20 @@ def open(
     from sp_bench.attention import borders
     from sp_bench.attention.autograd import differentiable
     from sp_bench.attention.copy_engines import transport
+    from sp_bench.attention.latent import over_latents
 
     group = mesh.get_group("ring")
-    ring = borders.ring(
-        kernel,
-        transport(method.exchange, group),
-        method.layout,
-        shape,
+    ring = partial(
+        borders.ring,
+        transport=transport(method.exchange, group),
+        layout=method.layout,
+        shape=shape,
         dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
     )
-    attend = differentiable(ring, causal=shape.causal, scale=shape.head_dim**-0.5)
+    options = {"causal": shape.causal, "scale": shape.head_dim**-0.5}
+    sends_latents = method.sends == "latent"
+    attend = over_latents(ring, kernel, **options) if sends_latents else differentiable(ring(kernel), **options)
     cut = layout(method, group.size())
     if method.layout == "document_zigzag":
         cut = replace(cut, documents=shape.documents)

@@ -6,10 +6,11 @@ meet the budget as well. It does not define the budget, because a kernel that re
 
 What it finds belongs to the code, the options and the machine: one trial's proof holds for others of the same.
 
-B batch, S tokens, P ranks, H heads, D head size.
+B batch, S tokens, P ranks, H heads, D head size, which of values, outputs and their gradients may be another.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from sp_bench.config.trial import AttentionShape
 from sp_bench.kernels import Attention, Kernel
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention
+from sp_bench.oracle.latents import error_of_up, of_latents
 
 TENSORS = ("output", "dq", "dk", "dv")
 PERTURBED = ("repeat_difference", "outside_difference", "inside_difference")  # columns
@@ -39,14 +41,19 @@ def reference_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def random_inputs(shape: AttentionShape, device: torch.device, seed: int) -> list[Tensor]:
-    """q, k, v and dout [B,S,H,D] of whole sequences, in the shape's dtype. They are drawn on the CPU, so that they are
-    equal on every rank and machine."""
+    """The inputs (`AttentionShape.sizes`) of whole sequences, in the shape's dtype. They are drawn on the CPU, so that
+    they are equal on every rank and machine."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = []
-    for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads):
-        x = torch.randn(shape.batch_size, shape.seq_len, heads, shape.head_dim, generator=generator)
-        drawn.append(x.to(device, getattr(torch, shape.dtype)))
-    return drawn
+    drawn = [torch.randn(size, generator=generator) for size in shape.sizes(shape.seq_len)]
+    if shape.kv_lora_rank is not None:
+        drawn[2] *= shape.kv_lora_rank**-0.5  # keys and values are then as large as elsewhere
+    return [x.to(device, getattr(torch, shape.dtype)) for x in drawn]
+
+
+def at_positions(inputs: Sequence[Tensor], positions: Sequence[int], shape: AttentionShape) -> list[Tensor]:
+    """The inputs at these tokens. Up-projections have none."""
+    of_tokens = [shape.kv_lora_rank is None or index != 2 for index in range(len(inputs))]
+    return [x[:, positions] if has else x for x, has in zip(inputs, of_tokens, strict=True)]
 
 
 def random_sinks(shape: AttentionShape, device: torch.device, seed: int) -> Tensor | None:
@@ -59,6 +66,9 @@ def random_sinks(shape: AttentionShape, device: torch.device, seed: int) -> Tens
 
 def _run_kernel(kernel: Attention, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
     """output, dq, dk and dv of whole sequences, computed on this device alone."""
+    if shape.kv_lora_rank is not None:
+        plain = replace(shape, kv_lora_rank=None)
+        return of_latents(lambda qkv_dout: _run_kernel(kernel, qkv_dout, plain), inputs)
     q, k, v, dout = inputs
     scale = shape.head_dim**-0.5
     out, lse = kernel.forward(q, k, v, causal=shape.causal, scale=scale)
@@ -91,7 +101,7 @@ def _run_with_sinks(inputs: Sequence[Tensor], sinks: Tensor, shape: AttentionSha
 def _run_each_query(kernel: Attention, inputs: Sequence[Tensor], window: int, shape: AttentionShape) -> list[Tensor]:
     """The same with each query computed by itself, over the keys that it sees."""
     q, k, v, dout = inputs
-    out, dq = torch.empty_like(q), torch.empty_like(q)
+    out, dq = torch.empty_like(dout), torch.empty_like(q)
     sums = [torch.zeros_like(x, dtype=wide_dtype(x)) for x in (k, v)]
     for place in range(q.shape[1]):
         row, seen = slice(place, place + 1), slice(max(place - window + 1, 0), place + 1)
@@ -173,17 +183,22 @@ def check_attention(
         of_sinks = {"dsinks": _relative(got_sinks, want_sinks)}
         require(of_sinks, {"dsinks": max(budget.values())}, f"method on {sp_size} ranks")
         attention = attention.with_sinks(sinks)
-    got = _run_method(attention, [x[:, positions] for x in inputs])
-    errors = _sharded_errors(got, [x[:, positions] for x in want], want, mesh)
+    mine = at_positions(inputs, positions, shape)
+    got = _run_method(attention, mine)
+    per_token = got[:-1] if shape.kv_lora_rank is not None else got
+    wanted = want[: len(per_token)]
+    errors = _sharded_errors(per_token, [x[:, positions] for x in wanted], wanted, mesh)
+    if shape.kv_lora_rank is not None:
+        errors["dv"] = error_of_up(all_reduce(got[-1].to(want[-1].dtype), mesh), want[-1], shape)
     require(errors, budget, f"method on {sp_size} ranks")
-    mine = [x[:, positions] for x in inputs]
     perturbed = {}
     if shape.documents:
         perturbed = check_perturbation(attention, mine, positions, shape.documents, got, mesh)
     elif shape.window is not None:
         perturbed = check_window(attention, mine, positions, shape, got, mesh)
     else:  # in a pack the last rank may rightly see nothing of the first token
-        _require_sharded(attention, mine[:3], positions, got[0], mesh)
+        changed = 1 if shape.kv_lora_rank is not None else 2
+        _require_sharded(attention, mine[:3], changed, positions, got[0], mesh)
     return perturbed | {
         "correctness_seq_len": shape.seq_len,
         **{f"rel_error_{name}": error for name, error in (errors | of_sinks).items()},
@@ -198,8 +213,8 @@ def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor]) 
     leaves = [x.clone().requires_grad_() for x in qkv]
     q, k, v = leaves
     out = attention(q, k, v)
-    if out.shape != leaves[0].shape:
-        raise Incorrect(f"output has shape {tuple(out.shape)}, but its queries have shape {tuple(leaves[0].shape)}")
+    if out.shape != dout.shape:
+        raise Incorrect(f"output has shape {tuple(out.shape)}, but its gradient has shape {tuple(dout.shape)}")
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
@@ -228,7 +243,7 @@ def _sharded_errors(got: Sequence[Tensor], mine: Sequence[Tensor], whole: Sequen
     squares = torch.stack([(g.to(w.dtype) - w).double().square().sum() for g, w in zip(got, mine, strict=True)])
     norms = [float(w.double().norm()) for w in whole]
     totals = all_reduce(squares, mesh).sqrt().tolist()
-    return {name: total / norm for name, total, norm in zip(TENSORS, totals, norms, strict=True)}
+    return {name: total / norm for name, total, norm in zip(TENSORS, totals, norms, strict=False)}
 
 
 def check_perturbation(
@@ -367,19 +382,25 @@ def _largest(difference: Tensor) -> Tensor:
 
 
 def _require_sharded(
-    attention: SequenceParallelAttention, qkv: Sequence[Tensor], positions: Sequence[int], out: Tensor, mesh: DeviceMesh
+    attention: SequenceParallelAttention,
+    inputs: Sequence[Tensor],
+    changed: int,
+    positions: Sequence[int],
+    out: Tensor,
+    mesh: DeviceMesh,
 ) -> None:
-    """Change the value of the first token, which rank 0 holds. The output of the last rank must change too; otherwise
-    it did not see the other ranks' tokens."""
-    q, k, v = (x.clone() for x in qkv)
+    """Change the value of the first token, which rank 0 holds, or its latent: input number `changed`. The output of the
+    last rank must change too; otherwise it did not see the other ranks' tokens."""
+    probing = [x.clone() for x in inputs]
     if 0 in positions:
-        v[:, positions.index(0)] += 1
+        probing[changed][:, positions.index(0)] += 1
     with torch.no_grad():
+        q, k, v = probing
         probed = attention(q, k, v)
     sp_size = attention.layout.sp_size
     is_last = mesh.get_rank() % sp_size == sp_size - 1
-    changed = torch.tensor(int(is_last and not torch.equal(probed, out)), device=out.device)
-    if not all_reduce(changed, mesh, dist.ReduceOp.MAX).item():
+    reached = torch.tensor(int(is_last and not torch.equal(probed, out)), device=out.device)
+    if not all_reduce(reached, mesh, dist.ReduceOp.MAX).item():
         raise Incorrect(
             f"a change to the first token does not reach the output of rank {sp_size - 1}: nothing was exchanged"
         )

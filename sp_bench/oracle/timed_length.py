@@ -27,6 +27,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, TrialConfig
 from sp_bench.costs.flags import budget_of_timed
 from sp_bench.oracle.identities import check_identities
+from sp_bench.oracle.latents import error_of_up, keys_and_values
 from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, reference_dtype, require
 
 NUM_ROWS = 64  # of the sample; a few more where the ranks cannot own equally many
@@ -123,6 +124,9 @@ def check_rows(
         dout.zero_()
         dout[:, mine] = sampled
     out, *gradients = _in_flight(step, mesh, late=sum(draw) % mesh.size()) if q.is_cuda else step()
+    latent, up = k, v
+    if shape.kv_lora_rank is not None:
+        k, v = keys_and_values(latent, up, shape.head_dim)
     known = rows.gathered([q, out, *loss, *gradients[:1]])
     for dout in loss:
         seed = (draw.seed * 1_000_003 + draw.replicate) * mesh.size() + mesh.get_rank()
@@ -135,8 +139,11 @@ def check_rows(
         dout_rows, got_dq = backward
         gradients[0][:, mine] = 0  # the sampled rows of dq are compared as `got_dq`; all others must be zero
         wanted = _gradients(queries, dout_rows, want, lse, k, v, hidden)
-        seen = torch.ones(k.shape[1], dtype=torch.bool, device=k.device) if hidden is None else ~hidden.all(0)
-        squares |= _gradient_errors(gradients, got_dq, wanted, seen, mesh)
+        if shape.kv_lora_rank is not None:
+            squares |= _latent_errors(gradients, got_dq, wanted, latent, up, shape, mesh)
+        else:
+            seen = torch.ones(k.shape[1], dtype=torch.bool, device=k.device) if hidden is None else ~hidden.all(0)
+            squares |= _gradient_errors(gradients, got_dq, wanted, seen, mesh)
     what: Prose = f"sampled rows at seq_len={shape.seq_len}"
     return _require_all(squares, budget, q, what)
 
@@ -158,6 +165,8 @@ def check_results(
         Incorrect: an error is above its budget. Raised on every rank.
     """
     (q, k, v, *loss), (out, *gradients) = inputs, results
+    if shape.kv_lora_rank is not None:
+        k, v = keys_and_values(k, v, shape.head_dim)
     what: Prose = f"the last timed step at seq_len={shape.seq_len}"
     rows = _Rows(layout, shape, mesh, draw)
     queries, got, *backward = rows.gathered([q, out, *loss, *gradients[:1]])
@@ -208,17 +217,18 @@ class _Rows:
         self._row_of = {position: row for row, position in enumerate(self._sampled.tolist())}
         self.mine = [index for index, position in enumerate(self._positions) if position in self._row_of]
 
-    def gathered(self, tensors: Sequence[Tensor]) -> Tensor:
-        """These rows of all ranks' tensors [B,s,Hq,D], in a wider dtype [len(tensors),B,n,Hq,D]."""
+    def gathered(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """These rows of all ranks' tensors [B,s,Hq,D], in a wider dtype [B,n,Hq,D] each. D may differ."""
         q, shape = tensors[0], self._shape
+        sizes = [x.shape[-1] for x in tensors]
         rows = torch.zeros(
-            *(len(tensors), shape.batch_size, len(self._sampled), shape.num_heads, shape.head_dim),
+            *(shape.batch_size, len(self._sampled), shape.num_heads, sum(sizes)),
             dtype=reference_dtype(q.dtype, q.device),
             device=q.device,
         )
         places = [self._row_of[self._positions[index]] for index in self.mine]
-        rows[:, :, places] = torch.stack([x[:, self.mine] for x in tensors]).to(rows.dtype)
-        return all_reduce(rows, self._mesh)
+        rows[:, places] = torch.cat([x[:, self.mine] for x in tensors], dim=-1).to(rows.dtype)
+        return all_reduce(rows, self._mesh).split(sizes, dim=-1)
 
     def hidden(self, device: torch.device) -> Tensor | None:
         """Which of this rank's keys a row may not see [n,s]; None: it sees all."""
@@ -276,16 +286,52 @@ def _gradient_errors(
         for of_tensor, got, want in zip(squares, (got_dk, got_dv), dkv, strict=True):
             error = got[:, :, head].to(want.dtype) - want
             of_tensor[..., head] = torch.stack([error, want]).square().sum(-1)
-    all_reduce(want_dq, mesh)
-    stray = _by_head(stray_dq, got_dk.shape[2]).sum((0, 1))
-    strays = all_reduce(stray, mesh) / _by_head(want_dq, got_dk.shape[2]).sum((0, 1)).mean()
-    found = {"dq": _relative_squares(got_dq, want_dq, got_dk.shape[2]) + strays}
-    num_tokens = all_reduce(stray.new_full((), got_dk[:, seen, 0, 0].numel()), mesh)
+    found = _query_errors(stray_dq, got_dq, all_reduce(want_dq, mesh), got_dk.shape[2], mesh)
+    num_tokens = all_reduce(squares.new_full((), got_dk[:, seen, 0, 0].numel(), dtype=torch.float64), mesh)
     for name, (error, size) in zip(("dk", "dv"), squares.double(), strict=True):
         of_tokens = error[:, seen] / size[:, seen].mean(-1, keepdim=True)
         strays = all_reduce(error[:, ~seen].sum((0, 1)), mesh) / all_reduce(size.sum((0, 1)), mesh).mean()
         found[name] = all_reduce(of_tokens.sum((0, 1)), mesh) / num_tokens + strays
     return found
+
+
+def _query_errors(
+    stray_dq: Tensor, got_dq: Tensor, want_dq: Tensor, num_kv_heads: int, mesh: DeviceMesh
+) -> dict[str, Tensor]:
+    strays = all_reduce(_by_head(stray_dq, num_kv_heads).sum((0, 1)), mesh)
+    strays /= _by_head(want_dq, num_kv_heads).sum((0, 1)).mean()
+    return {"dq": _relative_squares(got_dq, want_dq, num_kv_heads) + strays}
+
+
+def _latent_errors(
+    gradients: Sequence[Tensor],
+    got_dq: Tensor,
+    wanted: Iterator[tuple[int, Tensor, Tensor, Tensor]],
+    latent: Tensor,
+    up: Tensor,
+    shape: AttentionShape,
+    mesh: DeviceMesh,
+) -> dict[str, Tensor]:
+    """As `_gradient_errors`, with the latents' gradient as dk, and the up-projections' as dv. The last row, which is
+    sampled, sees all keys: no gradient must be zero.
+
+    gradients: dq, the latents' gradient [B,s,1,C+R], and this rank's share of the up-projections' [C,H,D-R+E].
+    """
+    stray_dq, got, share = gradients
+    rank, own = len(up), shape.head_dim - (shape.qk_rope_head_dim or 0)
+    want_dq, want = torch.zeros_like(got_dq), torch.zeros_like(latent[:, :, 0], dtype=got_dq.dtype)
+    want_up = torch.zeros_like(up, dtype=got_dq.dtype)
+    for head, dq, dk, dv in wanted:
+        want_dq[:, :, head : head + 1] = dq
+        of_head = torch.cat([dk[..., :own], dv], dim=-1)
+        want[..., :rank] += torch.einsum("bsd,cd->bsc", of_head, up[:, head].to(of_head.dtype))
+        want[..., rank:] += dk[..., own:]
+        want_up[:, head] = torch.einsum("bsc,bsd->cd", latent[:, :, 0, :rank].to(of_head.dtype), of_head)
+    error, size = (x.double().square().sum(-1) for x in (got[:, :, 0].to(want.dtype) - want, want))
+    sums = all_reduce(torch.stack([(error / size).sum(), size.new_tensor(size.numel())]), mesh)
+    of_up = error_of_up(all_reduce(share.to(want_up.dtype), mesh), all_reduce(want_up, mesh), shape)
+    found = _query_errors(stray_dq, got_dq, all_reduce(want_dq, mesh), shape.num_kv_heads, mesh)
+    return found | {"dk": (sums[0] / sums[1])[None], "dv": sums.new_tensor([of_up**2])}
 
 
 def _sample(

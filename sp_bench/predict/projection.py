@@ -67,6 +67,7 @@ SPEED = (
 StepOptions = tuple[Any, ...]  # the values of SPEED
 UPDATE = "update, "  # begins the names of rates of the optimizer
 OPTIONS = ("head_chunks", "head_stride")  # rows with these are not our methods as they are by default
+UNKNOWN = ("window", "sinks", "layer_kinds", "v_head_dim", "kv_lora_rank")  # nor are these in the model
 
 
 class NotProjectable(ValueError):
@@ -543,8 +544,8 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
     plain = asked["exchange"] == "collectives" and asked["placement"] != "ring_inner" and not cell.launch_note
     if not plain or any(asked[name] not in (None, 1) for name in OPTIONS) or asked["device_memory_gib"] is not None:
         return None
-    if asked["packing"] not in (None, "none") or any(asked[name] for name in ("window", "sinks", "layer_kinds")):
-        return None  # the model knows whole sequences only, each token of which sees all before it
+    if asked["packing"] not in (None, "none") or any(asked[name] for name in UNKNOWN):
+        return None  # the model knows whole sequences of keys and values only, each token of which sees all before it
     if workload == "train_step" and "transient" in cell.flags:
         return None  # steps of 4,096 tokens a GPU wait for the host, and equal ones differ by half
     if not {"thermal_slowdown", "uneven_devices"}.isdisjoint(cell.flags):

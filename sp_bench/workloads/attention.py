@@ -46,7 +46,7 @@ def run(job: Job) -> Measurement:
     proof = job.proof
     if proof is None and config.world == "ranks":  # one rank's values are wrong by design, and proven elsewhere
         reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
-        with method.open(config.method, kernel, reduced, mesh) as attention:
+        with methods.opened(config.method, kernel, reduced, mesh) as attention:
             proof = {
                 "columns": reduced_length.check_attention(
                     attention, kernel, config.kernel.name, reduced, mesh, device, config.seed
@@ -92,7 +92,7 @@ def run(job: Job) -> Measurement:
             columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
-        opened = partial(method.open, config.method, shape=shape, mesh=mesh)
+        opened = partial(methods.opened, config.method, shape=shape, mesh=mesh)
         measurement.arms_ms = arms.arms(opened, kernel, step, schedule, device)
     measurement.expected = methods.expected_work(config, config.seq_len, mesh.get_rank())
     predicted = methods.attention_traffic(config, config.seq_len, mesh.get_rank())

@@ -15,31 +15,27 @@ from sp_bench.methods import SequenceParallelAttention
 
 
 def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[Tensor]:
-    """This rank's q, k, v and dout [B,s,H,D], in the shape's dtype. They are drawn on the device and for this rank
-    alone, because no rank has room for the whole sequence at the timed length."""
-    generator = torch.Generator(device).manual_seed(seed)
-    return [
-        torch.randn(
-            shape.batch_size,
-            local_len,
-            heads,
-            shape.head_dim,
-            generator=generator,
-            device=device,
-            dtype=getattr(torch, shape.dtype),
-        )
-        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
-    ]
+    """This rank's inputs (`AttentionShape.sizes`), in the shape's dtype. They are drawn on the device and for this rank
+    alone, because no rank has room for the whole sequence at the timed length. All have the same up-projections."""
+    options = {"device": device, "dtype": getattr(torch, shape.dtype)}
+    sizes, generator = shape.sizes(local_len), torch.Generator(device).manual_seed(seed)
+    drawn = [torch.randn(size, generator=generator, **options) for size in sizes]
+    if shape.kv_lora_rank is not None:
+        drawn[2] = torch.randn(sizes[2], generator=generator.manual_seed(0), **options) * shape.kv_lora_rank**-0.5
+    return drawn
 
 
 def three_sets(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[list[Tensor]]:
     """Three sets of inputs as `local_inputs` draws them. Each begins a token behind the one before in the same memory:
-    its tensors lie elsewhere, and take no memory of their own but for that token."""
+    its tensors lie elsewhere, and take no memory of their own but for that token. They share the up-projections."""
     wider = replace(shape, batch_size=1)
     drawn = local_inputs(wider, shape.batch_size * local_len + 2, device, seed)
-    sizes = [(shape.batch_size, local_len, *x.shape[2:]) for x in drawn]
+    sizes = shape.sizes(local_len)
     return [
-        [x[:, start : x.shape[1] - 2 + start].view(size) for x, size in zip(drawn, sizes, strict=True)]
+        [
+            x if x.shape == size else x[:, start : x.shape[1] - 2 + start].view(size)
+            for x, size in zip(drawn, sizes, strict=True)
+        ]
         for start in range(3)
     ]
 

@@ -56,8 +56,7 @@ def on_meshes(cases: Iterable[Case]) -> Iterator[tuple[Case, DeviceMesh]]:
 def global_tensors(shape: AttentionShape, seed: int = 0) -> list[Tensor]:
     """q, k, v and dout of the whole sequence in fp64, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
-    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
-    sizes = [(shape.batch_size, shape.seq_len, h, shape.head_dim) for h in heads]
+    sizes = [(shape.batch_size, shape.seq_len, *of_heads) for of_heads in shape.heads]
     # rounded to the case's dtype first, so that the oracle and the case have exactly the same inputs
     dtype = getattr(torch, shape.dtype)
     return [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).double() for size in sizes]

@@ -36,7 +36,7 @@ def counted(case: Case, mesh: DeviceMesh) -> dict[tuple[str, str], Fraction]:
 def ledger_of(case: Case, mesh: DeviceMesh) -> Ledger:
     """What this rank does in one forward and backward."""
     shape, local = case.shape, case.shape.seq_len // mesh.size()
-    sizes = [(shape.batch_size, local, n, shape.head_dim) for n in (shape.num_heads, *[shape.num_kv_heads] * 2)]
+    sizes = [(shape.batch_size, local, *of_heads) for of_heads in shape.heads[:3]]
     dtype = getattr(torch, shape.dtype)
     q, k, v = (torch.ones(size, dtype=dtype, device=here(), requires_grad=True) for size in sizes)
     opened = methods.open_counted(case.method, kernels.get(case.kernel), shape, mesh)

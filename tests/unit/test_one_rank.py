@@ -159,11 +159,32 @@ def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name):
         assert plan.reason_anywhere(config) is None
 
 
-def test_the_first_command_in_one_rank_hybrid_proves_all_of_its_cells(tmp_path):
-    lines = (conf_folder() / "sweep" / "one_rank_hybrid.yaml").read_text().splitlines()
-    first, second = (line.split()[3:] for line in lines if line.startswith("#   sp-bench run "))
-    proving, cells = (sweep.configs(overrides.read_arguments(words))[0] for words in (first, second))
-    assert (len(proving), len(cells)) == (6, 18)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"workload__window": 512, "method__layout": "contiguous"},
+        {"model": "deepseek_v2_lite", "kernel": "math", "method__sends": "latent"},
+        {"workload": "train_step", "model__layers": "window+full", "model__window": 512},
+    ],
+)
+def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, changes):
+    one = make_config(world="one_rank", sp_size=8, seq_len=8192, **{"method": "ring"} | changes)
+    (tmp_path / "c").mkdir()
+    reason = proofs.missing_reason(one, tmp_path) or ""
+    ((proving,), _) = sweep.configs(overrides.read_arguments(reason.split("sp-bench run ")[1].split()))
+    assert plan.reason_anywhere(proving) is None
+    row_of(proving, tmp_path)
+    assert proofs.missing_reason(one, tmp_path) is None
+
+
+@pytest.mark.parametrize(("name", "proofs_and_cells"), [("one_rank_hybrid", (6, 18)), ("one_rank_latent", (6, 54))])
+def test_the_first_commands_in_a_sweep_prove_all_of_its_cells(tmp_path, name, proofs_and_cells):
+    lines = (conf_folder() / "sweep" / f"{name}.yaml").read_text().splitlines()
+    *first, last = (line.split()[3:] for line in lines if line.startswith("#   sp-bench run "))
+    proving = [config for words in first for config in sweep.configs(overrides.read_arguments(words))[0]]
+    cells, _ = sweep.configs(overrides.read_arguments(last))
+    assert (len(proving), len(cells)) == proofs_and_cells
     assert all(plan.reason_anywhere(config) is None for config in (*proving, *cells))
     (tmp_path / "c").mkdir()
     for config in proving:

@@ -13,10 +13,15 @@ def held_bytes_per_token(config: TrialConfig) -> int:
     """Bytes of the attention workload for each token of the sequence, over all ranks: q, k, v, the output and its
     gradient, and with a backward the gradients of q, k and v."""
     model = config.model
-    heads = 3 * model.num_heads + 2 * model.num_kv_heads
+    shape = config.attention_shape(config.seq_len)
+    q, output = model.num_heads * shape.head_dim, model.num_heads * shape.value_dim
+    kv = model.num_kv_heads * (shape.head_dim + shape.value_dim)
+    if config.method.sends == "latent":
+        kv = (shape.kv_lora_rank or 0) + (shape.qk_rope_head_dim or 0)
+    elements = q + kv + 2 * output
     if config.workload.pass_kind == "forward_backward":
-        heads += model.num_heads + 2 * model.num_kv_heads
-    return config.batch_size * heads * model.head_dim * config.attention_shape(config.seq_len).element_bytes
+        elements += q + kv
+    return config.batch_size * elements * shape.element_bytes
 
 
 def held_bytes(config: TrialConfig) -> int:

@@ -30,7 +30,7 @@ from sp_bench.report.figures.style import (
 )
 
 RANKS = (2, 4, 8, 16)
-SHAPE = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "dtype", "pass_kind")  # of a panel
+SHAPE = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "dtype", "pass_kind")  # of a panel
 OWN = ("ulysses", "ring", "all_gather")
 CAPTION = (
     "Bytes a rank sends for attention, by head shape. Lines: closed form (dashed: all-gather); marks: counted from the "
@@ -42,7 +42,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     found: dict[tuple[object, ...], list[Cell]] = {}
     for setting in settings:
         for cell in setting.cells:
-            if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell):
+            if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell) and not cell.asked["sends"]:
                 key = tuple(cell.asked[name] for name in SHAPE)
                 found.setdefault(key, []).append(cell)
     both = {key[:-1] for key in found if key[-1] != "forward"}  # a panel of the forward alone would repeat them

@@ -1,0 +1,110 @@
+"""Latents and values of another size than keys, without ranks: closed forms, plans and what is refused."""
+
+import re
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from sp_bench import kernels
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import OF_METHODS, attention_forward_flops, flash_backward
+from sp_bench.costs.work import projected_tokens, projection_flops
+from sp_bench.driver import plan
+from sp_bench.kernels import flash_attn_4
+
+V3 = AttentionShape(
+    *(1, 131_072, 128, 128, 192, True, "bfloat16"), v_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64
+)
+
+
+def test_deepseek_v3_on_8_ranks_sends_504_elements_a_token_of_latents_and_70_times_as_many_of_keys_and_values():
+    def elements(method: MethodConfig) -> float:
+        traffic = OF_METHODS[method.name](method, V3, 8)
+        return float(sum(size for (phase, _), size in traffic.items() if phase == "forward")) / 2 / V3.seq_len
+
+    assert elements(MethodConfig("ring", "zigzag")) == 35_840
+    assert elements(MethodConfig("ulysses")) == 8_960
+    assert elements(MethodConfig("ring", "zigzag", sends="latent")) == 504
+    assert elements(MethodConfig("all_gather", "zigzag", sends="latent")) == 504
+
+
+def test_flops_are_of_keys_for_scores_and_of_values_for_the_output():
+    even = replace(V3, v_head_dim=None)
+    assert attention_forward_flops(V3) * 384 == attention_forward_flops(even) * 320
+    assert flash_backward(192, 192) == 2.5
+    assert flash_backward(192, 128) * 320 == 3 * 192 + 2 * 128
+
+
+def test_a_ring_projects_the_shards_it_sees_and_a_gather_the_keys_before_each_run():
+    def tokens(name: str, layout: Literal["contiguous", "zigzag"], **changes: object) -> list[int]:
+        method, shape = MethodConfig(name, layout, sends="latent"), replace(V3, seq_len=64, **changes)
+        return [projected_tokens(method, shape, 4, rank) for rank in range(4)]
+
+    assert tokens("ring", "contiguous") == tokens("all_gather", "contiguous") == [16, 32, 48, 64]
+    assert tokens("ring", "zigzag") == [64, 56, 48, 40]
+    assert tokens("all_gather", "zigzag") == [16 + 7 * 8] * 4
+    assert tokens("ring", "zigzag", causal=False) == [64] * 4
+    ulysses = MethodConfig("ulysses")
+    of_all = projection_flops(ulysses, V3, 8, range(8), backward=False)
+    assert of_all == 2 * V3.seq_len * 512 * 128 * (128 + 128)
+    assert projection_flops(ulysses, V3, 8, range(8), backward=True) == 3 * of_all
+    assert projection_flops(ulysses, replace(V3, kv_lora_rank=None), 8, range(8), backward=True) == 0
+
+
+def test_cells_without_latents_keep_their_ids_and_each_option_makes_another(make_config):
+    latent = {"model": "deepseek_v2_lite", "kernel": "math", "method": "ring"}
+    made = [
+        make_config(),
+        make_config(model__v_head_dim=8),
+        make_config(**latent),
+        make_config(**latent, method__sends="latent"),
+    ]
+    ids = [plan.cell_id(config) for config in made]
+    assert ids[0] == plan.cell_id(make_config(model__v_head_dim=None, model__kv_lora_rank=None))
+    assert len(set(ids)) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__kv_lora_rank": 8}, "a latent has both parts; use both, or neither"),
+        ({"model__kv_lora_rank": 8, "model__qk_rope_head_dim": 16}, "use less than model.head_dim=16"),
+        ({"model__kv_lora_rank": 8, "model__qk_rope_head_dim": 4}, "use model.num_kv_heads=8, not 2"),
+        ({"method": "ring", "method__sends": "latent"}, "model=tiny has no latent"),
+        ({"model": "deepseek_v3", "workload__window": 8}, "workload.window=8: model=deepseek_v3 has latents"),
+        ({"model": "deepseek_v3", "workload": "train_step"}, "v_head_dim=128: no decoder here has that"),
+    ],
+)
+def test_what_means_nothing_is_refused(make_config, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make_config(**changes)
+
+
+def test_a_plan_names_the_methods_and_kernels_that_take_them(make_config):
+    def reason(**changes: object) -> str:
+        config = make_config(**{"model": "deepseek_v2_lite", "kernel": "math", "seq_len": 4096} | changes)
+        return str(plan.unsupported_reason(config, None))
+
+    assert reason() == reason(method="ring", method__sends="latent") == "None"
+    assert reason(method__sends="latent") == (
+        "method ulysses sends no latents; use method=ring, all_gather, or method.sends=null"
+    )
+    assert "takes values of the size of keys, not head_dim=192 with v_head_dim=128" in reason(kernel="cpu_flash")
+    assert "use these, and method.head_stride=null" in reason(
+        method="all_gather", method__sends="latent", method__head_stride=1
+    )
+    assert "latents are proven with contiguous or zigzag" in reason(
+        method="ring", method__layout="striped", method__sends="latent"
+    )
+    assert "was not tried with latents; use method=single, ulysses" in reason(method="torch_context_parallel")
+
+
+@pytest.mark.parametrize(("name", "takes"), [("cudnn", True), ("flash_attn_4", True), ("sdpa_flash", False)])
+def test_kernels_of_hopper_take_deepseeks_heads_or_say_that_they_do_not(name, takes, monkeypatch):
+    monkeypatch.setattr(flash_attn_4, "missing_packages", lambda *_: [])
+    reason = kernels.get(name).unsupported_reason(V3, "cuda")
+    assert (reason is None) is takes, reason
+    other = kernels.get(name).unsupported_reason(replace(V3, v_head_dim=64), "cuda")
+    assert "not head_dim=192 with v_head_dim=64; use kernel=math" in str(other)
