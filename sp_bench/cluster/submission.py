@@ -213,12 +213,13 @@ def _without_row(
     unknown here, an `unsupported` row ends its trial, until `rm` moves it away."""
     retrying = replace(settings, resume=True)
     rows = _rows(trials, settings.folder, cluster)
+    refused = to_run.refused_by_ranks((row for found in rows.values() for row in found), settings.folder)
     left = []
     for trial in trials:
         found = rows[trial.trial_id]
         if not cluster.same_packages and any(row.status == "unsupported" for row in found):
             continue  # the nodes said that they cannot run it
-        if all(to_run.next_attempt(row, trial, retrying) is not None for row in found):
+        if all(to_run.next_attempt(row, trial, retrying, refused) is not None for row in found):
             left.append(trial)
     cells = {trial.cell_id for trial in left}
     slowest_s: dict[str, float] = {}

@@ -425,6 +425,8 @@ def _painter(output: Console, style: str) -> Callable[[str], str]:
 
 
 def _state(trial: Trial, status: str | None) -> str:
+    if status == "unsupported" and not trial.unsupported_reason:
+        return "done: unsupported, by its own ranks, which would refuse the same code and options again"
     if status is not None:
         return f"done: {status}"
     return f"unsupported: {trial.unsupported_reason}" if trial.unsupported_reason else "to run"

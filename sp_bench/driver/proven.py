@@ -32,7 +32,8 @@ def known(trial: Trial, env_id: str, records: Sequence[Path], note: Callable[[st
 
 
 def _is_anew(trial: Trial) -> bool:
-    """Each sixth replicate; and all with sinks, whose gradient is in no result of the timed length."""
+    """Each sixth replicate; and attention with sinks, whose gradient is in no result of the timed length. In training
+    sinks are weights, whose gradients in the first step are compared with those of the trial with the proof."""
     return trial.config.workload.sinks or (trial.replicate + 1) % ANEW_EVERY == 0
 
 

@@ -49,9 +49,13 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     proven: dict[str, Any] = {}  # columns, as all below
     sampled: dict[str, Any] = {}
     shorter = None
+    budgets: list[reduced_length.Errors] = []  # of each kind of attention at the timed length
+    if job.proof:
+        proven, budgets = dict(job.proof["columns"]), job.proof["budgets"]
+    elif proves:
+        proven, budgets = prove_attention(job)
     if proves:
-        proven = dict(job.proof["columns"]) if job.proof else prove_attention(job)
-        sampled = check_timed_length(job, budget_at(proven, config))
+        sampled = check_timed_length(job, budgets)
     if job.proof:
         shorter = job.proof["shorter"] and recorded.restored(job.proof["shorter"], job.device)
     elif proves:
@@ -118,6 +122,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     if proves and job.proof is None:
         measurement.proof = {
             "columns": proven,
+            "budgets": budgets,
             "shorter": shorter and recorded.recorded(shorter),
             "gradients": of_all_ranks(first_gradient.sketches),
             "grad_norm": float(results[0].grad_norm),
@@ -191,8 +196,9 @@ def warm_up(job: Job, memory: HostMemory) -> None:
         memory.require(num_layers - 1, memory.layer_bytes, job.device)
 
 
-def prove_attention(job: Job) -> dict[str, Any]:
-    """Prove the method's output and gradients on random inputs at the reduced length. Returns row columns.
+def prove_attention(job: Job) -> tuple[dict[str, Any], list[reduced_length.Errors]]:
+    """Prove the method's output and gradients on random inputs at the reduced length. Returns row columns, and the
+    budget of each kind of attention at the timed length.
 
     Raises:
         Incorrect: an error is above its budget.
@@ -210,7 +216,7 @@ def prove_attention(job: Job) -> dict[str, Any]:
     columns = largest(found)
     if config.engine.name in HUGGING_FACE:  # the perturbed attention was not that of the model that trains
         columns = {name: each for name, each in columns.items() if name not in reduced_length.PERTURBED}
-    return columns
+    return columns, [budget_at(each, config) for each in found]
 
 
 def prove_step(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter | None]:
@@ -233,8 +239,10 @@ def prove_step(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter | N
     return {**columns, **shorter.columns}, shorter
 
 
-def check_timed_length(job: Job, budget: reduced_length.Errors) -> dict[str, Any]:
+def check_timed_length(job: Job, budgets: Sequence[reduced_length.Errors]) -> dict[str, Any]:
     """Prove the attention at the timed length on random inputs, unless most of it is left out. Returns row columns.
+
+    budgets: of each kind of attention.
 
     Raises:
         Incorrect: an error is above its budget.
@@ -243,7 +251,7 @@ def check_timed_length(job: Job, budget: reduced_length.Errors) -> dict[str, Any
     if config.workload.fit:
         return {}
     padded_len, found = train.padded_seq_len(config, config.seq_len), []
-    for kind in config.kinds:
+    for kind, budget in zip(config.kinds, budgets, strict=True):
         timed = config.attention_shape(padded_len, kind)
         sinks = reduced_length.random_sinks(timed, job.device, config.seed)
         with train.open_attention(config, timed.seq_len, job.mesh, kind) as attention:

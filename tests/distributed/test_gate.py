@@ -270,8 +270,8 @@ def test_each_fault_is_incorrect() -> None:
 
 
 def prove_attention(config: TrialConfig) -> dict[str, Any]:
-    columns = train_step.prove_attention(job(config))
-    return columns | train_step.check_timed_length(job(config), columns["error_budget"])
+    columns, budgets = train_step.prove_attention(job(config))
+    return columns | train_step.check_timed_length(job(config), budgets)
 
 
 def check_training(rank: int) -> None:

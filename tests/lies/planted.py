@@ -464,6 +464,13 @@ LIES = [
         "method on 2 ranks: relative error of dsinks",
     ),
     Lie(
+        "sinks_not_learnt",
+        "Windows and sinks",
+        "the same in a training step, where they are weights",
+        ("workload=train_step", "method=ring", *ATTENTION[2:], "model.sinks=true"),
+        "method on 2 ranks: relative error of dsinks",
+    ),
+    Lie(
         "loss_averaged_over_ranks",
         "Masked labels",
         "the loss is the mean over ranks of each one's mean, and one rank has no label",

@@ -48,6 +48,23 @@ def test_what_was_refused_runs_once_nothing_refuses_it(resume):
     assert to_run.next_attempt(row("unsupported", 3), trial(), settings(resume=resume)) == 4
 
 
+def test_what_its_own_ranks_refused_does_not_run_again_and_the_plan_says_so(make_config, tmp_path, capsys):
+    asked = settings(results_root=str(tmp_path), plan_only=True)
+    configs = [make_config(seq_len=n) for n in (96, 192, 384)]
+    planned, env_id = plan.plan(configs, 1, 0, None), identity.env_id(configs[0])
+    (tmp_path / "c").mkdir()
+    for trial, phase in zip(planned[:2], ("plan", "correctness"), strict=True):
+        name = {"trial_id": trial.trial_id, "env_id": env_id, "attempt": 0, "status": "unsupported"}
+        store.write(name | {"phase": phase, "reason": "use a workload.learning_rate of 1e-05"}, tmp_path / "c")
+    states = to_run.states(planned, campaign.Campaign(asked, tmp_path / "c", None, None))
+    assert [state.done for state in states] == [None, "unsupported", None]
+    campaign.run(configs, asked, reporter=Mock())
+    assert "done: unsupported, by its own ranks, which would refuse the same code and options" in (
+        printed := capsys.readouterr().out
+    )
+    assert "3 trials: 1 done, 2 to run" in printed
+
+
 @pytest.mark.parametrize(
     ("kind", "names", "plan_only", "expected"),
     [
