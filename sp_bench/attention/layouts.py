@@ -307,14 +307,6 @@ def _striped_window_block(ahead: int, ring_degree: int, shard_len: int, window: 
     return Block(slice(first, None), slice(0, length), causal=mask is None, window=mask)
 
 
-def num_window_blocks(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> "NumBlocks":
-    """How many blocks ring rank `rank` computes under a window."""
-    if kind != "striped":
-        return borders(kind, rank, ring_degree, seq_len, window).num_blocks
-    blocks = striped_window_blocks(rank, ring_degree, seq_len // ring_degree, window)
-    return NumBlocks(1, sum(block is not None for block in blocks))
-
-
 def window_share(layout: SequenceLayout, shape: AttentionShape, rank: int) -> Fraction:
     """Which part of all attention `rank` computes. Under a window the first tokens see less than the others; else the
     ranks have equal parts."""
@@ -329,17 +321,22 @@ def window_share(layout: SequenceLayout, shape: AttentionShape, rank: int) -> Fr
 
 
 class NumBlocks(NamedTuple):
-    """How many blocks a ring rank computes of packed documents."""
+    """How many blocks a ring rank computes of packed documents, or under a window."""
 
     own: int  # against its own KV shard
     all: int
 
 
-def num_packed_blocks(kind: LayoutKind, rank: int, ring_degree: int, documents: tuple[int, ...]) -> NumBlocks | None:
-    """Those of ring rank `rank`; None where no documents are packed."""
-    if not documents:
+def num_blocks(kind: LayoutKind, rank: int, ring_degree: int, shape: AttentionShape) -> NumBlocks | None:
+    """Those of ring rank `rank`; None where neither documents nor a window hide anything."""
+    if shape.window is not None:
+        if kind != "striped":
+            return borders(kind, rank, ring_degree, shape.seq_len, shape.window).num_blocks
+        blocks = striped_window_blocks(rank, ring_degree, shape.seq_len // ring_degree, shape.window)
+        return NumBlocks(1, sum(block is not None for block in blocks))
+    if not shape.documents:
         return None
-    of_shards = [len(packed_blocks(kind, rank, kv, ring_degree, documents)) for kv in range(ring_degree)]
+    of_shards = [len(packed_blocks(kind, rank, kv, ring_degree, shape.documents)) for kv in range(ring_degree)]
     return NumBlocks(of_shards[rank], sum(of_shards))
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks, num_window_blocks
+from sp_bench.attention.layouts import SequenceLayout, num_blocks
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import (
@@ -20,7 +20,7 @@ from sp_bench.costs.attention import (
     travelling,
     travelling_dkv_dtype,
 )
-from sp_bench.costs.work import KernelCalls, ring_calls, window_calls
+from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -43,11 +43,8 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
-    if shape.window is not None:
-        blocks = num_window_blocks(method.layout, rank, sp_size, shape.seq_len, shape.window)
-        return window_calls(blocks, method.layout, sp_size, shape.num_kv_heads)
-    packed = num_packed_blocks(method.layout, rank, sp_size, shape.documents)
-    return ring_calls(shape, method.layout, sp_size, rank, travelling(method, shape).num_kv_heads, packed)
+    blocks = num_blocks(method.layout, rank, sp_size, shape)
+    return ring_calls(shape, method.layout, sp_size, rank, travelling(method, shape).num_kv_heads, blocks)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from sp_bench import kernels, methods
 from sp_bench.attention.layouts import (
     SequenceLayout,
     borders,
-    num_window_blocks,
+    num_blocks,
     striped_window_blocks,
     window_share,
 )
@@ -219,7 +219,8 @@ def test_a_window_of_the_neighbour_alone_is_one_border_and_a_wide_one_is_all_sha
         of_last = borders("contiguous", 3, 4, 128, window)
         assert {piece.rank for piece in of_last.pieces} == set(range(3 - ranks, 3)), window
         assert of_last.num_keys == min(window - 1, 96)
-    assert num_window_blocks("contiguous", 0, 4, 128, 10) == (1, 1)
+    shape = AttentionShape(1, 128, 2, 2, 8, True, "float32", window=10)
+    assert num_blocks("contiguous", 0, 4, shape) == (1, 1)
 
 
 @pytest.mark.parametrize(
