@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sp_bench.attention import layouts
+from sp_bench.attention.autograd import Attend, Kept
 from sp_bench.attention.exchange import Collectives, Transport
 from sp_bench.attention.keys import add, add_all, joined
 from sp_bench.attention.layouts import Borders, LayoutKind, Piece
@@ -31,7 +32,7 @@ Arrive = Callable[[], Tensor]
 
 
 class Cut(NamedTuple):
-    """Which keys are whose, at one length."""
+    """Which keys are whose, and which of them each rank's borders have, at one length."""
 
     kind: LayoutKind  # contiguous or zigzag
     ring_degree: int
@@ -40,6 +41,27 @@ class Cut(NamedTuple):
 
     def borders(self, rank: int) -> Borders:
         return layouts.borders(self.kind, rank, self.ring_degree, self.seq_len, self.window)
+
+    def pieces(self, rank: int) -> Sequence[Piece]:
+        return self.borders(rank).pieces
+
+    def num_tokens(self, rank: int) -> int:
+        return self.borders(rank).num_keys
+
+
+class Change(NamedTuple):
+    """All tokens, held in one layout and wanted in another, at one length. Neither is striped."""
+
+    held: LayoutKind
+    wanted: LayoutKind
+    ring_degree: int
+    seq_len: int
+
+    def pieces(self, rank: int) -> Sequence[Piece]:
+        return layouts.pieces_of_shard(self.held, self.wanted, rank, self.ring_degree, self.seq_len)
+
+    def num_tokens(self, rank: int) -> int:
+        return self.seq_len // self.ring_degree
 
 
 class Exchange(Protocol):
@@ -144,24 +166,7 @@ class ToPeers:
     group: dist.ProcessGroup
 
     def start(self, kv: Tensor, cut: Cut) -> Arrive:
-        to_peers, from_peers = _routes(cut, self.group.rank())
-        sent = {peer: _at(kv, [piece.rows for piece in pieces]) for peer, pieces in to_peers.items()}
-        received = {peer: _room(kv, pieces) for peer, pieces in from_peers.items()}
-        message = Collectives(self.group).between(sent, received)
-        message.go_first()
-        rank, mine = self.group.rank(), cut.borders(self.group.rank())
-
-        def arrive() -> Tensor:
-            message.wait_all()
-            whole = kv.new_empty(*kv.shape[:2], mine.num_keys, *kv.shape[3:])
-            for peer, pieces in from_peers.items():
-                for part, piece in zip(_parts(received[peer], pieces), pieces, strict=True):
-                    whole[:, :, piece.at] = part
-            for piece in _held_by(mine, rank):
-                whole[:, :, piece.at] = kv[:, :, piece.rows]
-            return whole
-
-        return arrive
+        return collect(kv, cut, self.group)
 
     def add_home(self, shares: Tensor, dk: Tensor, dv: Tensor, cut: Cut) -> None:
         to_peers, from_peers = _routes(cut, self.group.rank())  # gradients go the other way
@@ -171,24 +176,47 @@ class ToPeers:
         for peer, pieces in to_peers.items():
             for part, piece in zip(_parts(received[peer], pieces), pieces, strict=True):
                 add_all(dk, dv, part, piece.rows)
-        for piece in _held_by(cut.borders(self.group.rank()), self.group.rank()):
+        for piece in _held_by(cut.pieces(self.group.rank()), self.group.rank()):
             add_all(dk, dv, shares[:, :, piece.at], piece.rows)
 
 
 Routes = Mapping[int, Sequence[Piece]]
 
 
+def collect(tensor: Tensor, wanted: Cut | Change, group: dist.ProcessGroup) -> Arrive:
+    """Start to send tokens of `tensor` [x,B,n,H,D] to the ranks that want them. Returns a function that waits and gives
+    those that this rank wants [x,B,w,H,D]."""
+    rank = group.rank()
+    to_peers, from_peers = _routes(wanted, rank)
+    sent = {peer: _at(tensor, [piece.rows for piece in pieces]) for peer, pieces in to_peers.items()}
+    received = {peer: _room(tensor, pieces) for peer, pieces in from_peers.items()}
+    message = Collectives(group).between(sent, received)
+    message.go_first()
+
+    def arrive() -> Tensor:
+        message.wait_all()
+        whole = tensor.new_empty(*tensor.shape[:2], wanted.num_tokens(rank), *tensor.shape[3:])
+        for peer, pieces in from_peers.items():
+            for part, piece in zip(_parts(received[peer], pieces), pieces, strict=True):
+                whole[:, :, piece.at] = part
+        for piece in _held_by(wanted.pieces(rank), rank):
+            whole[:, :, piece.at] = tensor[:, :, piece.rows]
+        return whole
+
+    return arrive
+
+
 @cache  # in a short step the device waits for the host
-def _routes(cut: Cut, rank: int) -> tuple[Routes, Routes]:
-    """The pieces of each other rank's borders that `rank` holds, and those of its own borders that each other holds."""
-    others = [peer for peer in range(cut.ring_degree) if peer != rank]
-    to = {peer: _held_by(cut.borders(peer), rank) for peer in others}
-    come = {peer: _held_by(cut.borders(rank), peer) for peer in others}
+def _routes(wanted: Cut | Change, rank: int) -> tuple[Routes, Routes]:
+    """The pieces that each other rank wants of `rank`, and those that `rank` wants of each other."""
+    others = [peer for peer in range(wanted.ring_degree) if peer != rank]
+    to = {peer: _held_by(wanted.pieces(peer), rank) for peer in others}
+    come = {peer: _held_by(wanted.pieces(rank), peer) for peer in others}
     return tuple({peer: pieces for peer, pieces in routes.items() if pieces} for routes in (to, come))  # pyright: ignore
 
 
-def _held_by(seen: Borders, rank: int) -> list[Piece]:
-    return [piece for piece in seen.pieces if piece.rank == rank]
+def _held_by(pieces: Sequence[Piece], rank: int) -> list[Piece]:
+    return [piece for piece in pieces if piece.rank == rank]
 
 
 def _room(like: Tensor, pieces: Sequence[Piece]) -> Tensor:
@@ -271,3 +299,33 @@ def ring(
     if shape.window is not None and layout != "striped":
         return Bordered(kernel, ToPeers(transport.group), layout, shape.window, dkv_dtype)
     return Ring(kernel, transport, layout, dkv_dtype, merge_dtype, shape.documents, shape.window)
+
+
+class _Converted(torch.autograd.Function):
+    """Tokens [B,n,w] of this rank in one layout -> those of another [B,n,w]; gradients go back."""
+
+    @staticmethod
+    def forward(ctx, tokens: Tensor, change: Change, group: dist.ProcessGroup) -> Tensor:  # pyright: ignore
+        ctx.change, ctx.group = change, group
+        return collect(tokens[None], change, group)()[0]
+
+    @staticmethod
+    def backward(ctx, found: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
+        back = ctx.change._replace(held=ctx.change.wanted, wanted=ctx.change.held)
+        return collect(found[None], back, ctx.group)()[0], None, None
+
+
+def converted(attend: Attend, held: LayoutKind, computed: LayoutKind, group: dist.ProcessGroup) -> Attend:
+    """`attend`, which computes tokens in the layout `computed`, for tokens in the layout `held`: queries, keys and
+    values travel in one message, and the output back in another."""
+
+    def converting(q: Tensor, k: Tensor, v: Tensor, kept: Kept | None = None, sinks: Tensor | None = None, /) -> Tensor:
+        there = Change(held, computed, group.size(), q.shape[1] * group.size())
+        back = there._replace(held=computed, wanted=held)
+        flat = [x.flatten(2) for x in (q, k, v)]  # [B,n,H,D] -> [B,n,H*D]
+        moved = _Converted.apply(torch.cat(flat, dim=2), there, group).split([x.shape[2] for x in flat], dim=2)
+        q, k, v = (part.unflatten(2, x.shape[2:]).contiguous() for part, x in zip(moved, (q, k, v), strict=True))
+        out = attend(q, k, v, kept, sinks)
+        return _Converted.apply(out.flatten(2), back, group).unflatten(2, out.shape[2:])
+
+    return converting

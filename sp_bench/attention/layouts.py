@@ -20,7 +20,7 @@ from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.costs.attention import score_pairs
 
-LayoutKind = Literal["contiguous", "zigzag", "striped", "document_zigzag"]
+LayoutKind = Literal["contiguous", "zigzag", "striped", "document_zigzag", "zigzag_by_kind"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class SequenceLayout:
     striped: tokens r, r+R, r+2R, ... (Striped Attention, arXiv 2311.09431).
     document_zigzag: of each packed document what zigzag would give, so that each document's work is equal on all ranks.
         The early chunks of all documents come first, then the late ones.
+    zigzag_by_kind: as zigzag. Attention under a window is computed on contiguous tokens (`computed_on`).
     """
 
     kind: LayoutKind = "contiguous"
@@ -108,6 +109,13 @@ class SequenceLayout:
     def global_positions(self, rank: int, seq_len: int) -> list[int]:
         """The global position of each local token of `rank`, in local order; the ranks together hold 0..S-1 once."""
         return [position for run in self.runs(rank, seq_len) for position in run]
+
+
+def computed_on(kind: LayoutKind, window: int | None) -> LayoutKind:
+    """The layout in which attention computes the tokens of ranks that hold them as `kind`."""
+    if kind != "zigzag_by_kind":
+        return kind
+    return "zigzag" if window is None else "contiguous"
 
 
 def _slice_runs(parts: Sequence[range], start: int, stop: int) -> list[range]:
@@ -216,11 +224,11 @@ def _blocks_of_chunks(q_rank: int, kv_rank: int, chunks: Sequence[int]) -> list[
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of one ring rank, among the keys that a rank gathers."""
+    """Consecutive tokens of one ring rank, among those that a rank wants."""
 
     rank: int
     rows: slice  # where they are among that rank's tokens
-    at: slice  # where they are among the gathered keys
+    at: slice  # where they are among the wanted ones
 
 
 @dataclass(frozen=True)
@@ -245,13 +253,7 @@ def borders(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window:
     layout = SequenceLayout(kind, ring_degree)
     runs = _joined(layout.runs(rank, seq_len))
     wanted = _joined([range(max(run.start - window + 1, 0), run.start) for _, run in _placed(runs)])
-    pieces = (
-        Piece(holder, _within(rows, run, part), _within(at, keys, part))
-        for holder in range(ring_degree)
-        for rows, run in _placed(layout.runs(holder, seq_len))
-        for at, keys in _placed(wanted)
-        if (part := range(max(run.start, keys.start), min(run.stop, keys.stop)))
-    )
+    pieces = _pieces(layout, wanted, seq_len)
     own, before = [], []
     for rows, run in _placed(runs):
         of_run, seeing = slice(rows, rows + len(run)), min(len(run), window - 1)
@@ -264,7 +266,28 @@ def borders(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window:
         hides = seeing + len(border) > window  # something of the border from the last query that sees any of it
         mask = Window(window - 1 - seeing, seeing - 1) if hides else None
         before.append(Block(slice(rows, rows + seeing), _within(at, keys, border), causal=False, window=mask))
-    return Borders(tuple(own), tuple(before), tuple(pieces), sum(map(len, wanted)))
+    return Borders(tuple(own), tuple(before), pieces, sum(map(len, wanted)))
+
+
+@cache  # in a short step the device waits for the host
+def pieces_of_shard(
+    held: LayoutKind, wanted: LayoutKind, rank: int, ring_degree: int, seq_len: int
+) -> tuple[Piece, ...]:
+    """Where the tokens that ring rank `rank` holds in the layout `wanted` are among those of the layout `held`. Neither
+    is striped."""
+    runs = SequenceLayout(wanted, ring_degree).runs(rank, seq_len)
+    return _pieces(SequenceLayout(held, ring_degree), runs, seq_len)
+
+
+def _pieces(held: SequenceLayout, wanted: Sequence[range], seq_len: int) -> tuple[Piece, ...]:
+    """The tokens of the ranges `wanted`, laid end to end, as pieces of the ring ranks that hold them."""
+    return tuple(
+        Piece(holder, _within(rows, run, part), _within(at, tokens, part))
+        for holder in range(held.ring_degree)
+        for rows, run in _placed(held.runs(holder, seq_len))
+        for at, tokens in _placed(wanted)
+        if (part := range(max(run.start, tokens.start), min(run.stop, tokens.stop)))
+    )
 
 
 def _joined(runs: Iterable[range]) -> list[range]:
@@ -307,14 +330,6 @@ def _striped_window_block(ahead: int, ring_degree: int, shard_len: int, window: 
     return Block(slice(first, None), slice(0, length), causal=mask is None, window=mask)
 
 
-def num_window_blocks(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> "NumBlocks":
-    """How many blocks ring rank `rank` computes under a window."""
-    if kind != "striped":
-        return borders(kind, rank, ring_degree, seq_len, window).num_blocks
-    blocks = striped_window_blocks(rank, ring_degree, seq_len // ring_degree, window)
-    return NumBlocks(1, sum(block is not None for block in blocks))
-
-
 def window_share(layout: SequenceLayout, shape: AttentionShape, rank: int) -> Fraction:
     """Which part of all attention `rank` computes. Under a window the first tokens see less than the others; else the
     ranks have equal parts."""
@@ -322,24 +337,29 @@ def window_share(layout: SequenceLayout, shape: AttentionShape, rank: int) -> Fr
     if window is None or layout.ring_degree == 1:
         return Fraction(1, layout.sp_size)
     ring_rank, _ = layout.coordinates(rank)
-    runs = SequenceLayout(layout.kind, layout.ring_degree).runs(ring_rank, shape.seq_len)
+    runs = SequenceLayout(computed_on(layout.kind, window), layout.ring_degree).runs(ring_rank, shape.seq_len)
     mine = sum(min(position + 1, window) for run in runs for position in run)
     total = score_pairs(shape) // shape.batch_size
     return Fraction(mine, total * layout.ulysses_degree)
 
 
 class NumBlocks(NamedTuple):
-    """How many blocks a ring rank computes of packed documents."""
+    """How many blocks a ring rank computes of packed documents, or under a window."""
 
     own: int  # against its own KV shard
     all: int
 
 
-def num_packed_blocks(kind: LayoutKind, rank: int, ring_degree: int, documents: tuple[int, ...]) -> NumBlocks | None:
-    """Those of ring rank `rank`; None where no documents are packed."""
-    if not documents:
+def num_blocks(kind: LayoutKind, rank: int, ring_degree: int, shape: AttentionShape) -> NumBlocks | None:
+    """Those of ring rank `rank`; None where neither documents nor a window hide anything."""
+    if shape.window is not None:
+        if kind != "striped":
+            return borders(kind, rank, ring_degree, shape.seq_len, shape.window).num_blocks
+        blocks = striped_window_blocks(rank, ring_degree, shape.seq_len // ring_degree, shape.window)
+        return NumBlocks(1, sum(block is not None for block in blocks))
+    if not shape.documents:
         return None
-    of_shards = [len(packed_blocks(kind, rank, kv, ring_degree, documents)) for kv in range(ring_degree)]
+    of_shards = [len(packed_blocks(kind, rank, kv, ring_degree, shape.documents)) for kv in range(ring_degree)]
     return NumBlocks(of_shards[rank], sum(of_shards))
 
 

@@ -79,8 +79,12 @@ class MethodConfig:
         ),
     ]
     layout: Annotated[
-        Literal["contiguous", "zigzag", "striped", "document_zigzag"],
-        Declared("which tokens a rank holds: contiguous | zigzag | striped | document_zigzag", of=ATTENTION),
+        Literal["contiguous", "zigzag", "striped", "document_zigzag", "zigzag_by_kind"],
+        Declared(
+            "which tokens a rank holds: contiguous | zigzag | striped | document_zigzag | zigzag_by_kind, whose layers "
+            "with a window convert to contiguous and back",
+            of=ATTENTION,
+        ),
     ] = "contiguous"
     variant: Annotated[
         str | None,
@@ -1132,6 +1136,12 @@ class TrialConfig:
                 "packed documents are not there yet; use workload.packing=none"
             )
         self._check_latent()
+        checkpointing = self.workload.activation_checkpointing
+        if self.method.layout == "zigzag_by_kind" and checkpointing == "selective_output":
+            raise ConfigError(
+                f"method.layout=zigzag_by_kind: workload.activation_checkpointing={checkpointing} would convert q, k "
+                "and v again for the backward, which the closed form lacks; use selective or full"
+            )
         if (window := self.workload.window) is not None and window >= self.seq_len:
             raise ConfigError(
                 f"workload.window={window} hides nothing of seq_len={self.seq_len}; use {self.seq_len - 1} or less, or "

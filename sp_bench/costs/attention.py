@@ -213,6 +213,26 @@ def window_ring_traffic(
     return add_traffic({("forward", "send"): kv, ("backward", "send"): kv + dkv})
 
 
+def conversion_traffic(shape: AttentionShape, ring_rank: int, ring_degree: int) -> Traffic:
+    """Bytes that one ring rank sends to turn zigzag tokens into contiguous ones and back: of a layer's attention Q, K
+    and V go and the output returns, and in the backward their gradients.
+
+    Of 2R chunks a rank holds two, and keeps those that it holds in both layouts.
+    """
+    zigzag, contiguous = {ring_rank, 2 * ring_degree - 1 - ring_rank}, {2 * ring_rank, 2 * ring_rank + 1}
+    tokens = Fraction(shape.batch_size * shape.seq_len * len(zigzag - contiguous), 2 * ring_degree)
+    of_token = (shape.num_heads + shape.num_kv_heads) * (shape.head_dim + shape.value_dim)
+    one_way = tokens * of_token * shape.element_bytes
+    return add_traffic({("forward", "send"): one_way, ("backward", "send"): one_way})
+
+
+def _ring_rank(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> Traffic:
+    converts = method.layout == "zigzag_by_kind"
+    layout = "contiguous" if converts else method.layout
+    borders = window_ring_traffic(shape, layout, rank, sp_size, 1, method.dkv_dtype)
+    return add_traffic(borders, conversion_traffic(shape, rank, sp_size)) if converts else borders
+
+
 def border_exchange_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     """Why a ring cannot send borders that way, or None."""
     if shape.window is None or method.exchange != "copy_engines":
@@ -261,9 +281,7 @@ def _usp_rank(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: i
 
 # Under a window the ranks of a ring send different numbers of bytes: (method, shape, sp_size, rank) -> those of `rank`.
 OF_RANKS: Mapping[str, Callable[[MethodConfig, AttentionShape, int, int], Traffic]] = {
-    "ring": lambda method, shape, sp_size, rank: window_ring_traffic(
-        shape, method.layout, rank, sp_size, 1, method.dkv_dtype
-    ),
+    "ring": _ring_rank,
     "usp": _usp_rank,
 }
 

@@ -64,28 +64,22 @@ def ring_calls(
     ring_degree: int,
     ring_rank: int,
     kv_heads: int,
-    packed_blocks: tuple[int, int] | None = None,
+    masked_blocks: tuple[int, int] | None = None,
 ) -> KernelCalls:
     """Calls of one ring rank: one for each KV shard of which its queries see something.
 
     Causal and contiguous, it sees the shards up to its own; in the other layouts a part of each. In the backward of a
-    ring the own block is computed in two halves of the KV heads.
+    ring the own block is computed in two halves of the KV heads, unless borders travel.
 
-    packed_blocks: of packed documents, the blocks that this rank computes: against its own KV shard, and in all.
+    masked_blocks: of packed documents or under a window, the blocks that this rank computes: against its own KV shard,
+    and in all.
     """
     one_token = layout == "striped" and shape.seq_len == ring_degree  # it sees nothing of a later rank's only token
     blocks = ring_rank + 1 if shape.causal and (layout == "contiguous" or one_token) else ring_degree
-    own, blocks = packed_blocks or (1, blocks)
-    halves = ring_degree > 1 and kv_heads > 1
+    own, blocks = masked_blocks or (1, blocks)
+    has_borders = shape.window is not None and layout != "striped"
+    halves = ring_degree > 1 and kv_heads > 1 and not has_borders
     return KernelCalls(blocks, blocks + own * halves)
-
-
-def window_calls(blocks: tuple[int, int], layout: str, ring_degree: int, kv_heads: int) -> KernelCalls:
-    """Calls of one ring rank under a window, from its blocks: against its own keys, and in all. In the backward of a
-    striped ring the own block is computed in two halves of the KV heads, as without a window."""
-    own, every = blocks
-    halves = layout == "striped" and ring_degree > 1 and kv_heads > 1
-    return KernelCalls(every, every + own * halves)
 
 
 def usp_calls(
@@ -95,13 +89,13 @@ def usp_calls(
     ring_degree: int,
     ring_rank: int,
     head_chunks: int | None,
-    packed_blocks: tuple[int, int] | None = None,
+    masked_blocks: tuple[int, int] | None = None,
 ) -> KernelCalls:
     """Calls of one rank of both: a ring for each chunk of its heads. With one ring rank that is Ulysses. One ulysses
     rank exchanges no heads, so it has no chunks."""
     chunks = (head_chunks or 1) if ulysses_degree > 1 else 1
     kv_heads = replicated_kv_heads(shape.num_kv_heads, ulysses_degree) // ulysses_degree // chunks
-    ring = ring_calls(shape, layout, ring_degree, ring_rank, kv_heads, packed_blocks)
+    ring = ring_calls(shape, layout, ring_degree, ring_rank, kv_heads, masked_blocks)
     return KernelCalls(chunks * ring.forward, chunks * ring.backward)
 
 

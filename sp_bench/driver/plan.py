@@ -68,6 +68,8 @@ def unsupported_reason(
         return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
+    if reason := methods.conversion_reason(config.method, config.kinds):
+        return reason
     for kind in config.kinds:
         shape = config.attention_shape(config.seq_len, kind)
         # first: a library need not be here to lack it

@@ -30,7 +30,7 @@ class Question(NamedTuple):
 
     def answer(self) -> str | None:
         """Why the method cannot split these heads over these ranks, or None."""
-        refused = methods.packing_reason(self.method, self.shape)
+        refused = methods.packing_reason(self.method, self.shape) or methods.conversion_reason(self.method, ["full"])
         return refused or methods.get(self.method.name).unsupported_reason(*self)
 
 

@@ -9,7 +9,7 @@ outside needs its own file or package only: docs/OUTSIDE.md.
 import importlib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
@@ -87,6 +87,7 @@ class Method(Protocol):
 
     - `PACKS = True`: it also computes packed documents (`AttentionShape.documents`), each of which sees itself only;
     - `CUTS_DOCUMENTS = True`: it also computes them in the layout document_zigzag;
+    - `CONVERTS = True`: it also has the layout zigzag_by_kind;
     - `OWN_PACKED_KERNELS`: names of kernels of which the library has an own binding that takes packed documents, while
       ours takes none;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
@@ -204,6 +205,20 @@ def values_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     able = ", ".join(name for name in NAMES if get(name).IMPLEMENTATION == "sp_bench")
     what: Prose = "values of another size than keys" if shape.kv_lora_rank is None else "latents"
     return f"method {method.name} was not tried with {what}; use method={able}"
+
+
+def conversion_reason(method: MethodConfig, kinds: Collection[str]) -> Prose | None:
+    """Why the method cannot compute layers of these kinds, full | window, each in a layout of its own, or None."""
+    if method.layout != "zigzag_by_kind":
+        return None
+    able = ", ".join(name for name in NAMES if getattr(get(name), "CONVERTS", False))
+    if method.name not in able.split(", "):
+        return f"method.layout=zigzag_by_kind: method {method.name} does not convert; use method={able}, or zigzag"
+    if method.sends == "latent":
+        return "method.sends=latent, method.layout=zigzag_by_kind: latents are not converted; use method.layout=zigzag"
+    if "window" in kinds:
+        return None
+    return "method.layout=zigzag_by_kind converts under a window, and there is none; use method.layout=zigzag"
 
 
 def names() -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, num_window_blocks, seen_across
+from sp_bench.attention.layouts import SequenceLayout, borders, seen_across
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
@@ -47,8 +47,8 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
     if shape.window is not None:
-        _, blocks = num_window_blocks(method.layout, rank, sp_size, shape.seq_len, shape.window)
-        return KernelCalls(blocks, blocks)
+        computed = borders(method.layout, rank, sp_size, shape.seq_len, shape.window).num_blocks.all
+        return KernelCalls(computed, computed)
     if shape.documents:
         runs = layout(method, sp_size).runs(rank, shape.seq_len)
         before = sum(seen_across(run, range(run.start), shape.documents) is not None for run in runs)

@@ -1,7 +1,7 @@
 """Ring Attention: KV shards travel point to point around the ranks.
 
-Layouts: contiguous, zigzag and striped; of packed documents also document_zigzag, and not striped. Source: arXiv
-2310.01889. The loop is sp_bench/attention/ring.py.
+Layouts: contiguous, zigzag and striped; of packed documents also document_zigzag, and not striped; for layers of two
+kinds also zigzag_by_kind. Source: arXiv 2310.01889. The loop is sp_bench/attention/ring.py.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks, num_window_blocks
+from sp_bench.attention.layouts import SequenceLayout, computed_on, num_blocks
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import (
@@ -20,7 +20,7 @@ from sp_bench.costs.attention import (
     travelling,
     travelling_dkv_dtype,
 )
-from sp_bench.costs.work import KernelCalls, ring_calls, window_calls
+from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -32,6 +32,7 @@ PRIMITIVE = "send_recv"
 PACKS = True
 WINDOWS = True
 CUTS_DOCUMENTS = True
+CONVERTS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -43,11 +44,9 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
-    if shape.window is not None:
-        blocks = num_window_blocks(method.layout, rank, sp_size, shape.seq_len, shape.window)
-        return window_calls(blocks, method.layout, sp_size, shape.num_kv_heads)
-    packed = num_packed_blocks(method.layout, rank, sp_size, shape.documents)
-    return ring_calls(shape, method.layout, sp_size, rank, travelling(method, shape).num_kv_heads, packed)
+    kind = computed_on(method.layout, shape.window)
+    kv_heads = travelling(method, shape).num_kv_heads
+    return ring_calls(shape, kind, sp_size, rank, kv_heads, num_blocks(kind, rank, sp_size, shape))
 
 
 @contextmanager
@@ -61,11 +60,11 @@ def open(
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.latent import over_latents
 
-    group = mesh.get_group("ring")
+    group, kind = mesh.get_group("ring"), computed_on(method.layout, shape.window)
     ring = partial(
         borders.ring,
         transport=transport(method.exchange, group),
-        layout=method.layout,
+        layout=kind,
         shape=shape,
         dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
@@ -73,6 +72,8 @@ def open(
     options = {"causal": shape.causal, "scale": shape.head_dim**-0.5}
     sends_latents = method.sends == "latent"
     attend = over_latents(ring, kernel, **options) if sends_latents else differentiable(ring(kernel), **options)
+    if method.layout == "zigzag_by_kind" and kind == "contiguous":
+        attend = borders.converted(attend, "zigzag", kind, group)
     cut = layout(method, group.size())
     if method.layout == "document_zigzag":
         cut = replace(cut, documents=shape.documents)

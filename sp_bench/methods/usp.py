@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks, num_window_blocks
+from sp_bench.attention.layouts import SequenceLayout, num_blocks
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
@@ -18,10 +18,9 @@ from sp_bench.costs.attention import (
     head_chunks_reason,
     head_split_reason,
     merging_dtype,
-    replicated_kv_heads,
     travelling_dkv_dtype,
 )
-from sp_bench.costs.work import KernelCalls, usp_calls, window_calls
+from sp_bench.costs.work import KernelCalls, usp_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -55,14 +54,8 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
     cut = layout(method, sp_size)
     ring_rank, _ = cut.coordinates(rank)
-    if shape.window is not None:
-        chunks = (method.head_chunks or 1) if cut.ulysses_degree > 1 else 1
-        kv_heads = replicated_kv_heads(shape.num_kv_heads, cut.ulysses_degree) // cut.ulysses_degree // chunks
-        blocks = num_window_blocks(cut.kind, ring_rank, cut.ring_degree, shape.seq_len, shape.window)
-        calls = window_calls(blocks, cut.kind, cut.ring_degree, kv_heads)
-        return KernelCalls(chunks * calls.forward, chunks * calls.backward)
-    packed = num_packed_blocks(cut.kind, ring_rank, cut.ring_degree, shape.documents)
-    return usp_calls(shape, cut.kind, cut.ulysses_degree, cut.ring_degree, ring_rank, method.head_chunks, packed)
+    blocks = num_blocks(cut.kind, ring_rank, cut.ring_degree, shape)
+    return usp_calls(shape, cut.kind, cut.ulysses_degree, cut.ring_degree, ring_rank, method.head_chunks, blocks)
 
 
 @contextmanager

@@ -23,17 +23,19 @@ WINDOWS = replace(TINY, layers="window", window=9)
 FULL = replace(TRAIN, activation_checkpointing="full", micro_batches=2)
 KEPT = replace(TRAIN, activation_checkpointing="selective_output", checkpoint_offload=True)
 RING, ZIGZAG = (MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag"))
+BY_KIND = MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input")
 GATHER = MethodConfig("all_gather", "zigzag", dkv_dtype="input")
 
 
 def cases(world_size: int) -> list[TrialConfig]:
-    """Each method that has windows, in one layout for all layers."""
+    """Each method that has windows, in one layout for all layers, and the ring in a layout for each kind."""
     bf16 = {"dtype": "bfloat16"}
     return {
         1: [trial(MethodConfig("single"), 1, model=HYBRID)],
         2: [
             trial(MethodConfig("ulysses"), 2, seq_len=45, model=HYBRID, workload=FULL),
             trial(RING, 2, seq_len=45, model=LATE),
+            trial(BY_KIND, 2, seq_len=45, model=HYBRID, workload=FULL),
             trial(ZIGZAG, 2, seq_len=45, model=HYBRID, workload=KEPT, **bf16),
             trial(MethodConfig("upipe"), 2, model=replace(HYBRID, num_layers=2)),
         ],

@@ -12,7 +12,7 @@ from test_ledger import ledger_of
 from test_methods import TOKENS_A_RANK, heads, method_configs
 
 from sp_bench import kernels, methods
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import OF_RANKS
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
@@ -28,7 +28,7 @@ def cases(sp_size: int) -> list[Case]:
     drawn = zip(itertools.cycle(heads(sp_size).values()), itertools.cycle((1, 2)), strict=False)
     return [
         Case(method, AttentionShape(batch, length, *of_heads, 8, True, "float64", window=window))
-        for method in method_configs(sp_size)
+        for method in (*method_configs(sp_size), MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input"))
         if methods.window_reason(method, AttentionShape(1, length, 12, 12, 8, True, "float64", window=2)) is None
         for window in windows
         for of_heads, batch in [next(drawn)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sp_bench import methods
-from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks, num_packed_blocks
+from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks, num_blocks
 from sp_bench.config.documents import MAX_DOCUMENTS, causal_pairs, documents, from_file, longest_pack, spans
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
@@ -209,7 +209,8 @@ def test_attention_pads_each_document_that_is_cut_over_ranks_which_do_not_divide
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 @pytest.mark.parametrize("documents", [(16,), (48, 16, 128, 96), (16,) * 100])
 def test_document_zigzag_calls_the_kernel_twice_for_each_shard_however_many_documents_there_are(degree, documents):
-    of_ranks = [num_packed_blocks("document_zigzag", rank, degree, documents) for rank in range(degree)]
+    shape = AttentionShape(1, sum(documents), 2, 2, 8, True, "float32", documents=documents)
+    of_ranks = [num_blocks("document_zigzag", rank, degree, shape) for rank in range(degree)]
     assert of_ranks == [(2, 2 * degree)] * degree
 
 

@@ -16,7 +16,7 @@ from sp_bench import kernels, methods
 from sp_bench.attention.layouts import (
     SequenceLayout,
     borders,
-    num_window_blocks,
+    num_blocks,
     striped_window_blocks,
     window_share,
 )
@@ -219,7 +219,8 @@ def test_a_window_of_the_neighbour_alone_is_one_border_and_a_wide_one_is_all_sha
         of_last = borders("contiguous", 3, 4, 128, window)
         assert {piece.rank for piece in of_last.pieces} == set(range(3 - ranks, 3)), window
         assert of_last.num_keys == min(window - 1, 96)
-    assert num_window_blocks("contiguous", 0, 4, 128, 10) == (1, 1)
+    shape = AttentionShape(1, 128, 2, 2, 8, True, "float32", window=10)
+    assert num_blocks("contiguous", 0, 4, shape) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -334,9 +335,38 @@ def test_a_step_computes_and_sends_what_its_layers_do(make_config):
         assert window[1] < 0.15 * full[1]
 
 
-def test_one_real_rank_of_a_hybrid_step_computes_its_own_part(make_config):
+def test_a_layout_by_kind_converts_the_layers_with_a_window(make_config):
+    """One layer of gpt-oss at 131,072 tokens on 8 ranks: converting sends hundreds of times what it saves."""
+    shape = AttentionShape(1, 131_072, 64, 8, 64, True, "bfloat16", window=128)
+
+    def sent(layout: str) -> float:
+        traffic = methods.closed_form("ring")(MethodConfig("ring", layout, dkv_dtype="input"), shape, 8)
+        return float(sum(traffic.values())) / 2**20
+
+    converting = sent("zigzag_by_kind") - sent("contiguous")
+    assert converting == 2 * 131_072 / 8 * 144 * 64 * 2 / 2**20  # all tokens of the busiest rank
+    assert converting > 700 * (sent("zigzag") - sent("contiguous"))
+    assert methods.closed_form("ring")(
+        MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input"), replace(shape, window=None), 8
+    ) == (
+        methods.closed_form("ring")(MethodConfig("ring", "zigzag", dkv_dtype="input"), replace(shape, window=None), 8)
+    )
+    at = {"kernel": "math", "method__layout": "zigzag_by_kind", "sp_size": 4}
+    assert plan.unsupported_reason(make_config(method="ring", **at, **HYBRID), None) is None
+    assert "there is none; use method.layout=zigzag" in str(
+        plan.unsupported_reason(make_config(method="ring", **at), None)
+    )
+    assert "all_gather does not convert; use method=ring, or zigzag" in str(
+        plan.unsupported_reason(make_config(method="all_gather", **at, **HYBRID), None)
+    )
+    with pytest.raises(ConfigError, match="the closed form lacks; use selective or full"):
+        make_config(method="ring", **at, **HYBRID, workload__activation_checkpointing="selective_output")
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "zigzag_by_kind"])
+def test_one_real_rank_of_a_hybrid_step_computes_its_own_part(make_config, layout):
     def work(rank: int | None, world: str = "one_rank"):
-        at = {"kernel": "math", "method": "ring", "method__layout": "zigzag", "sp_size": 4, "world": world}
+        at = {"kernel": "math", "method": "ring", "method__layout": layout, "sp_size": 4, "world": world}
         config = make_config(**{**HYBRID, **at}, real_rank=rank)
         return methods.expected_work(config, 2048, config.real_place or 0).attention_flops
 

@@ -7,7 +7,7 @@ def backward_elements(q: int, kv: int, sums: float, size: int, layout: str, *, b
     beside_step: what each step also has."""
     # Of a shard, the queries and the keys of a kernel. In zigzag order the last rank computes all its queries and half
     # of each other shard's keys, and the first rank half of its queries and whole shards.
-    blocks = ((1.0, 0.5), (0.5, 1.0)) if layout == "zigzag" else ((1.0, 1.0),)
+    blocks = ((1.0, 0.5), (0.5, 1.0)) if layout in ("zigzag", "zigzag_by_kind") else ((1.0, 1.0),)
     half_of_own = 1.5 * q + 0.5 * sums + kv
     found: list[float] = []
     for queries, keys in blocks:
