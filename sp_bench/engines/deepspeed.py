@@ -42,7 +42,7 @@ def run(
     watch: Watch | None = None,
 ) -> list[StepResult]:
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
-    with train.open_attention(config, padded_len, mesh) as attention, zero3.library(device) as deepspeed:
+    with train.open_attention(config, padded_len, mesh) as attention, zero3.library(config, device) as deepspeed:
         engine = start(config, attention, deepspeed)
         zero3.show(engine, dict(engine.module.named_parameters()), watch)
         batches = train.shard_batches(config, texts, attention.layout, mesh, device)

@@ -44,7 +44,7 @@ def run(
     watch: Watch | None = None,
 ) -> list[StepResult]:
     seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
-    with zero3.library(device) as deepspeed, hugging_face.attention_registry(config):
+    with zero3.library(config, device) as deepspeed, hugging_face.attention_registry(config):
         engine, mpu = start(config, seq_len, deepspeed)
         zero3.show(engine, hugging_face.named(config, engine.module), watch)
         training = Training(engine, config, device, token_losses)

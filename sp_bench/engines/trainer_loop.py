@@ -53,7 +53,7 @@ def run(
     called after DeepSpeed knows the device."""
     seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with (
-        zero3.library(device),
+        zero3.library(config, device),
         hugging_face.attention_registry(config),
         _accelerate_state(config),
         tempfile.TemporaryDirectory() as folder,

@@ -4,11 +4,13 @@ What stays in the process afterwards: what `methods/_deepspeed.py` names, DS_ACC
 DeepSpeed's copy of the group of all ranks, which the next training of this process uses again.
 """
 
+import fcntl
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -64,12 +66,31 @@ def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> 
 
 
 @contextmanager
-def library(device: torch.device) -> Iterator[ModuleType]:
+def library(config: TrialConfig, device: torch.device) -> Iterator[ModuleType]:
     """Yields the deepspeed module for this device, which inside communicates over torch's process group."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the import; otherwise DeepSpeed guesses the device
     with _deepspeed.connected(None) as deepspeed, _no_model_kept(), _flattened_on(device):
         _import_muon()
+        if config.engine.optimizer_offload == "deepspeed_cpu_adam":
+            _compile_adam()
         yield deepspeed
+
+
+def _compile_adam() -> None:
+    """Compile DeepSpeed's Adam for host memory, or load what was compiled: minutes, once for a user.
+
+    A process that is killed meanwhile, as at a trial's deadline, leaves torch's lock beside it, for which all later
+    ones would wait for ever. So ranks take turns by a lock that ends with its process; who has it removes torch's.
+    """
+    from deepspeed.ops.op_builder import CPUAdamBuilder  # pyright: ignore[reportMissingImports]
+    from torch.utils import cpp_extension  # imports setuptools
+
+    builder = CPUAdamBuilder()
+    folder = Path(cpp_extension._get_build_directory(builder.name, False))
+    with (folder / "turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        builder.load(verbose=False)
 
 
 def _import_muon() -> None:

@@ -17,7 +17,7 @@ import pytest
 from sp_bench.rows import store
 
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
-DEADLINES = ("deadlines.init=60", "deadlines.correctness=60", "deadlines.warmup=60", "deadlines.measure=180")
+DEADLINES = ("deadlines.init=60", "deadlines.correctness=60", "deadlines.warmup=60", "deadlines.measure=600")
 CLUSTER = "name: two\npartition: main\ngpus_per_node: 0\ntime_limit_minutes: {minutes}\nsetup: [export SP_SETUP=done]\n"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -8,9 +8,11 @@ import gc
 import inspect
 import os
 import reprlib
+import shutil
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -194,9 +196,21 @@ def check_offload(rank: int, adam: str) -> None:
         assert losses[1] < losses[0] - 1e-4, config
 
 
+NO_COMPILER = not (shutil.which("c++") and shutil.which("ninja"))
+COMPILED = (  # once for a user and a version of torch: two minutes of two cores
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(NO_COMPILER, reason="DeepSpeed compiles its Adam, and c++ or ninja is missing"),
+)
+
+
 @needs("deepspeed", "transformers", "accelerate")
-@pytest.mark.parametrize("adam", ["torch_adamw", "deepspeed_cpu_adam"])
+@pytest.mark.parametrize("adam", ["torch_adamw", pytest.param("deepspeed_cpu_adam", marks=COMPILED)])
 def test_an_optimizer_in_host_memory_takes_the_same_steps(adam: str) -> None:
+    """DeepSpeed's is compiled, or loaded, although a process that was killed while it compiled left torch's lock."""
+    if adam == "deepspeed_cpu_adam":
+        from torch.utils import cpp_extension  # imports setuptools
+
+        Path(cpp_extension._get_build_directory("cpu_adam", False), "lock").touch()
     run(2, check_offload, adam)
 
 
