@@ -39,7 +39,7 @@ def run(*words: str) -> pd.DataFrame:
 RATIO_COLUMNS = (
     *("evidence", "workload", "pass_kind", "engine", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("dtype", "causal", "window", "hardware", "fabric", "kernel", "launch", "packing", "document_len", "sp_size"),
-    "seq_len",
+    *("seq_len", "model_code", "checkpoint_offload", "optimizer_offload"),
 )
 
 
@@ -62,6 +62,7 @@ def ratios(folders: Sequence[str | Path], slow: str, fast: str) -> pd.DataFrame:
             | {"link": words.link(place.first.options) or None, "num_nodes": place.first.options["num_nodes"]}
             | {"pack": place.first.name.pack}
             | {"recomputed": place.first.options["workload.activation_checkpointing"]}
+            | {name: place.first.options[f"workload.{name}"] for name in ("loss_tile_tokens", "mlp_tile_tokens")}
             | {"slow": words.method(over), "fast": words.method(under), "ratio": found.ratio}
             | {"low": interval and interval.low, "high": interval and interval.high, "pairs": len(found.keys)}
             | {"verdict": found.outcome, "grade": found.grade.mark, "campaign": found.keys[0].campaign}

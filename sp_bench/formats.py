@@ -58,6 +58,11 @@ def counted(quantity: int, noun: str) -> str:
     return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
 
 
+def cost_text(gpu_hours: float, price: float | None) -> str:
+    """GPU-hours (8.00 at 2.5 each), to stand behind their number. price: of one, in any currency."""
+    return "GPU-hours" + ("" if price is None else f" ({number(price * gpu_hours)} at {price:g} each)")
+
+
 def text_table(heads: Sequence[str], lines: Sequence[Sequence[Any]], width: int | None, **look: Any) -> str:
     """A table as tabulate prints it, with its options `look`. Where it is wider than `width` columns, each line is a
     record: its values after their heads. width: None for any."""

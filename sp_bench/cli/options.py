@@ -21,6 +21,8 @@ FailOn = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
 
+Price = Annotated[float | None, typer.Option(min=0.0, help="Of a GPU-hour, in any currency: show what it costs")]
+
 ConfigDir = Annotated[
     list[Path] | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sp_bench.cli.options import AsJson, ConfigDir, named_campaigns
+from sp_bench.cli.options import AsJson, ConfigDir, Price, named_campaigns
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.driver.progress import terminal_width, working
 
@@ -134,6 +134,7 @@ def advise(
     measure: Annotated[
         bool, typer.Option("--measure", help="First run the methods as one real rank, on this machine's GPU")
     ] = False,
+    price: Price = None,
     config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -174,9 +175,9 @@ def advise(
         why = "fewer than two methods that ran fit in its memory and do not wait for the host"
         print(f"sp-bench: --measure: {why}; by the fit:", file=sys.stderr)
     if as_json:
-        print(json.dumps([each.as_json() for each in [*ones, *advice.best_and_others(found)]], indent=1))
+        print(json.dumps([each.as_json(price) for each in [*ones, *advice.best_and_others(found)]], indent=1))
     else:
-        print("\n".join(advice.advice(found, cluster, ones)))
+        print("\n".join(advice.advice(found, cluster, ones, price)))
 
 
 def _measured_as_one_rank(runs: Sequence[Sequence[str]]) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sp_bench.cli.options import FAILURES, AsJson, ConfigDir, FailOn, exit_if_failed, listed_statuses
+from sp_bench.cli.options import FAILURES, AsJson, ConfigDir, FailOn, Price, exit_if_failed, listed_statuses
 from sp_bench.config.parsing import ConfigError
 
 NoReport = Annotated[bool, typer.Option("--no-report", help="Leave the report as it is, which takes seconds to draw")]
@@ -118,6 +118,7 @@ def plan(
     cluster: Annotated[
         str | None, typer.Option(metavar="NAME", help="What submit would do there: packs and GPU-hours too")
     ] = None,
+    price: Price = None,
     as_json: AsJson = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -131,10 +132,11 @@ def plan(
 
         sp-bench plan sweep=smoke --cluster slurm
     """
+    words = [*context.args, *([] if price is None else [f"price={price}"])]
     if cluster is not None:
-        _plan_jobs(context.args, cluster, config_dir, as_json=as_json)
+        _plan_jobs(words, cluster, config_dir, as_json=as_json)
         return
-    _run_sweep([*context.args, "plan_only=true"], config_dir, as_json=as_json)
+    _run_sweep([*words, "plan_only=true"], config_dir, as_json=as_json)
 
 
 def _run_sweep(

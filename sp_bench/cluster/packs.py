@@ -15,6 +15,7 @@ from sp_bench.driver import device_time
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration
 from sp_bench.driver.settings import DeadlinesConfig
+from sp_bench.formats import cost_text
 
 START_S = 300.0  # time of a job before its first trial and after its last
 SLOWER = 2.0  # factor on the time of the slowest measured trial of a cell
@@ -96,11 +97,12 @@ def likely_gpu_hours(packs: Sequence[Pack], slowest_s: Mapping[str, float]) -> f
     return total
 
 
-def hours_text(packs: Sequence[Pack], slowest_s: Mapping[str, float]) -> str:
-    """The GPU-hours of packs in words: an estimate, and what their jobs ask for."""
+def hours_text(packs: Sequence[Pack], slowest_s: Mapping[str, float], price: float | None = None) -> str:
+    """The GPU-hours of packs in words: an estimate, and what their jobs ask for, with the price of the latter."""
     likely = likely_gpu_hours(packs, slowest_s)
     about = "" if likely is None else f"{f'about {likely:,.1f}' if likely >= 0.1 else 'less than 0.1'} GPU-hours, "
-    return f"{about}at most {gpu_hours(packs):,.1f} GPU-hours"
+    most = gpu_hours(packs)
+    return f"{about}at most {most:,.1f} {cost_text(most, price)}"
 
 
 def _require_fits(trial: Trial, seconds: float, limit_minutes: int) -> None:

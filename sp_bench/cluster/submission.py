@@ -73,7 +73,7 @@ def submit(
     for note in (*notes, *_without_job(left, waiting, found)):
         print(note)
     if packs.gpu_hours(found):
-        print(packs.hours_text(found, slowest_s))
+        print(packs.hours_text(found, slowest_s, settings.price))
     if dry_run:
         for text in _scripts(found, settings, cluster, words, submissions.new_file(settings.folder)):
             print(f"\n{text}", end="")
@@ -91,12 +91,13 @@ class Planned:
     packs: Sequence[Pack]
     slowest_s: Mapping[str, float]  # cell_id -> seconds of its slowest trial that was ok
     notes: Sequence[str]
+    price: float | None = None  # of a GPU-hour
 
     @property
     def words(self) -> list[str]:
         """A line per pack, and the GPU-hours of all."""
         lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
-        hours = f"{counted(len(self.packs), 'pack')}, {packs.hours_text(self.packs, self.slowest_s)}"
+        hours = f"{counted(len(self.packs), 'pack')}, {packs.hours_text(self.packs, self.slowest_s, self.price)}"
         return [*lines, *self.notes, hours]
 
     def as_json(self) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: C
     latest = {key: max(found, key=lambda row: row.attempt).status for key, found in rows.items()}
     found = packs.packs(left, settings.deadlines, slowest_s, cluster.time_limit_minutes)
     notes += _without_job(left, (), found)
-    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found, slowest_s, notes)
+    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found, slowest_s, notes, settings.price)
 
 
 def wait(

@@ -20,7 +20,7 @@ from sp_bench.driver.progress import layout
 from sp_bench.driver.searching import Searching
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.to_run import TrialState
-from sp_bench.formats import counted
+from sp_bench.formats import cost_text, counted, number
 from sp_bench.rows import store
 
 
@@ -176,9 +176,9 @@ def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> lis
 def _device_time(
     left: Sequence[Trial], searches: Sequence[Searching], machine: Machine, settings: CampaignConfig
 ) -> list[str]:
-    """Estimates how long the remaining trials and searches keep GPUs busy. Without GPUs here, as on a login node, it
-    counts the trials that a machine with GPUs could run. `plan` asks the rows under results_root how long such trials
-    took; a run does not wait for that."""
+    """Estimates how long the remaining trials and searches keep GPUs busy, and what that costs. Without GPUs here, as
+    on a login node, it counts the trials that a machine with GPUs could run. `plan` asks the rows under results_root
+    how long such trials took; a run does not wait for that."""
     cells = {trial.cell_id: trial.config for trial in left if trial.config.hardware.device == "cuda"}  # fewer
     refused = {cell_id: machine.refusal(config) for cell_id, config in cells.items()}
     runnable = [trial for trial in left if refused.get(trial.cell_id, "on a CPU") is None]
@@ -190,15 +190,20 @@ def _device_time(
         )
         for trial in runnable
     )
-    listed = [time for time in times if time is not None]
-    searched = [seconds for each in searches if (seconds := each.left_s)]
+    estimated = [(trial.config, time) for trial, time in zip(runnable, times, strict=True) if time is not None]
+    listed = [time for _, time in estimated]
+    searched = [(each.search.config, seconds) for each in searches if (seconds := each.left_s)]
     if not listed and not searched:
         return []
     counts = [counted(len(listed), "trial")] if listed else []
     counts += [f"{len(searched)} search{'es' * (len(searched) != 1)}"] if searched else []
     whole_s = sum(each.whole for each in listed)
     timed = f", {sum(each.timed for each in listed) / whole_s:.0%} of the trials' time in timed steps" if listed else ""
-    return [f"devices: {' and '.join(counts)} on GPUs, about {device_time.minutes(whole_s + sum(searched))}{timed}"]
+    every = [(config, time.whole) for config, time in estimated] + searched
+    gpu_hours = sum(config.num_hosts * config.gpus_per_node * seconds for config, seconds in every) / 3600
+    about = device_time.minutes(sum(seconds for _, seconds in every))
+    hours = f"{number(gpu_hours)} {cost_text(gpu_hours, settings.price)}"
+    return [f"devices: {' and '.join(counts)} on GPUs, about {about}{timed}; {hours}"]
 
 
 def _rows(results: Path) -> Iterator[Mapping[str, Any]]:

@@ -51,10 +51,11 @@ class CampaignConfig:
     max_points: int  # a sweep of more points is refused before it is expanded
     proofs: str | None = None  # folder of campaigns whose rows prove what one rank computes; None: results_root
     proof: Literal["auto", "always"] = "auto"  # auto: a trial relies on what one of the same key has proven
+    price: float | None = None  # of a GPU-hour, in any currency
     search: SearchConfig = field(default_factory=lambda: SearchConfig(0.02, 16, None, None))
 
     def __post_init__(self) -> None:
-        require_positive(self, "replicates", "max_attempts", "max_points")
+        require_positive(self, "replicates", "max_attempts", "max_points", "price")
         require_plain_name(self, "campaign")
         require_path(self, "results_root")
         if self.proofs is not None:

@@ -15,7 +15,7 @@ from sp_bench.analysis import words
 from sp_bench.config.trial import AttentionShape, LinkConfig, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import head_split_reason
-from sp_bench.formats import GIB, counted, number, text_table, whole
+from sp_bench.formats import GIB, cost_text, counted, number, text_table, whole
 from sp_bench.predict.fitted import OneRankStep, network_gib_per_s
 from sp_bench.predict.projection import (
     SPEED,
@@ -101,7 +101,13 @@ class Candidate:
         ]
         return [*made, *([f"method.ulysses_degree={self.degrees[0]}"] if config.method.name == "usp" else [])]
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def gpu_hours(self) -> float:
+        """Of a million tokens."""
+        return 1e6 / self.tokens_per_s_per_gpu / 3600
+
+    def as_json(self, price: float | None = None) -> dict[str, Any]:
+        """price: of a GPU-hour."""
         config = self.config
         return {
             "model": config.model.name,
@@ -118,6 +124,8 @@ class Candidate:
             "relative_error": self.band if math.isfinite(self.band) else None,  # None: not known
             "relative_error_is_of_other_options": not self.one_rank and not has_several_lengths(self.rests_on),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "gpu_hours_per_million_tokens": self.gpu_hours,
+            "cost_per_million_tokens": None if price is None else price * self.gpu_hours,
             "peak_allocated_bytes": self.peak_bytes,
             "extrapolated": self.extrapolated,
             "overrides": self.overrides,
@@ -350,9 +358,11 @@ def to_measure(found: Sequence[Candidate], cluster: Cluster, link: str) -> list[
     return runs
 
 
-def advice(found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidate] = ()) -> list[str]:
-    """What to use, what it needs, how fast, Ulysses, the ring and the all-gather over all GPUs and side by side, and
-    how to measure it.
+def advice(
+    found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidate] = (), price: float | None = None
+) -> list[str]:
+    """What to use, what it needs, how fast, what a million tokens take, Ulysses, the ring and the all-gather over all
+    GPUs and side by side, and how to measure it.
 
     ones: of `as_one_rank`. They say which method, where one sequence over all GPUs is what to use; whether it is says
     the fit, since times of two kinds are not compared.
@@ -380,7 +390,8 @@ def advice(found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidat
     lines = [
         f"Use {best.named(' GPUs')}{tie}{beside}, with {in_words(step_options(best.config))}.",
         f"Memory: {held}; {'its peak as one real rank' if best.one_rank else _evidence_of_peak(best.peak_errors)}.",
-        f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
+        f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, a million tokens in "
+        f"{number(best.gpu_hours)} {cost_text(best.gpu_hours, price)}, "
         f"+-{_share(best.band)}{beyond}; {_rests_on(best)}",
     ]
     if cluster.gpus > 1:

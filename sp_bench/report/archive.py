@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from sp_bench.analysis.selection import RAW, select
 from sp_bench.config.parsing import ConfigError
-from sp_bench.report import Options, build
+from sp_bench.report import Options, build, reproduction
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
 from sp_bench.rows import campaign_file, git, json_file, packed, plans, proofs, store
@@ -34,6 +34,7 @@ rows/<campaign>/_proofs     what was proven once for several rows, which name it
 rows/<campaign>/_campaign.yaml  their commands, and what no row says
 report/index.html           page, figures and tables made from these rows
 environment.txt             what the rows ran on
+REPRODUCE.md                how to measure it again: commands, hardware, time, tolerance
 SHA256SUMS                  of every other file: sha256sum --check SHA256SUMS
 CITATION.cff                how to cite
 
@@ -94,6 +95,7 @@ def write(
     git_shas = [sha for sha in shown.rows["git_sha"].unique() if isinstance(sha, str)]
     commits = [(f"commit of {sha}", commit) for sha, commit in git.commits_of_trees(git_shas).items()]
     texts = {
+        "REPRODUCE.md": reproduction.markdown(shown.rows, {} if options.anonymous else _commands(names, folders)),
         "environment.txt": "".join(f"{what}: {value}\n" for what, value in [*environment(shown), *commits]),
         "README.txt": _readme(() if options.anonymous else names, version),
         "CITATION.cff": CITATION.format(version=version, commit=_newest_commit(shown.rows)),
@@ -103,6 +105,11 @@ def write(
     say("compressing")
     _zip(files | {SUMS: sums.encode()}, out)
     return len(files) + 1
+
+
+def _commands(names: Sequence[str], folders: Sequence[Path]) -> dict[str, list[str]]:
+    files, _ = campaign_file.read_all(folders)  # the report names what cannot be read
+    return {name: [each.words for each in file.commands] for name, file in zip(names, files, strict=True)}
 
 
 def _readme(names: Sequence[str], version: str) -> str:

@@ -61,6 +61,25 @@ def test_an_archive_has_the_campaigns_file_and_the_commits_of_trees(campaign, ca
         assert (f"commit of {tree}: {'e' * 40}\n" in told) == has
 
 
+def test_an_archive_says_how_to_measure_it_again(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    environment = ENVIRONMENT | {"device_names": ["NVIDIA H200"] * 2}
+    rows = [
+        row(replicate=n, median_ms=ms, duration_s=90.0, environment=environment) for n, ms in ((0, 10.0), (1, 10.3))
+    ]
+    folder = commit([*rows, row(method="ulysses", duration_s=60.0)], tmp_path / "night")
+    (folder / campaign_file.NAME).write_text("commands:\n- words: sp-bench run method=ring sp_size=2\n")
+    for name, is_named in (("night.zip", True), ("blind.zip", False)):
+        assert console(capfd, "archive", "night", "--out", name, *(["--anonymous"] * (not is_named)))[0] == 0
+        with zipfile.ZipFile(name) as archive:
+            told = archive.read("REPRODUCE.md").decode()
+        assert ("    sp-bench run method=ring sp_size=2\n" in told) == is_named
+        assert ("night" in told) == is_named
+        assert "- Hardware: 2 x NVIDIA H200\n" in told
+        assert "- Tolerance: the slowest replicate takes 3.0% longer than the fastest in the median of 1 cell" in told
+        assert "- Time: 4.00 minutes in 3 trials\n" in told
+
+
 def test_a_campaigns_file_that_is_a_pipe_is_named_and_left_out(campaign, capfd):
     os.mkfifo(campaign / campaign_file.NAME)
     assert console(capfd, "archive", "night", "--out", "night.zip")[0] == 0

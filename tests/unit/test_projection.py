@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -360,6 +361,17 @@ def test_a_link_models_a_network_that_carries_as_much_and_no_other():
     assert advice.link_of(advice.Cluster(8, 8, 10.0, 140.0), links) == "nvlink"
     with pytest.raises(NotProjectable, match=r"has 10 GiB/s .* nodes_400g \(44 GiB/s\)"):
         advice.link_of(advice.Cluster(16, 8, 10.0, 140.0), links)
+
+
+def test_a_million_tokens_cost_gpu_hours(fit_of_all, qwen):
+    found = advice.candidates(fit_of_all, qwen, advice.Cluster(8, 8, 45.0, 140.0))
+    best = advice.preferred(found)
+    steps = 1e6 / (best.config.seq_len * best.config.num_sequences)
+    assert best.gpu_hours == pytest.approx(steps * best.ms * 8 / 3.6e6)
+    line = advice.advice(found, advice.Cluster(8, 8, 45.0, 140.0), price=2.5)[2]
+    assert re.search(r"a million tokens in \S+ GPU-hours \(\S+ at 2\.5 each\)", line)
+    assert best.as_json(2.5)["cost_per_million_tokens"] == pytest.approx(2.5 * best.gpu_hours)
+    assert best.as_json()["cost_per_million_tokens"] is None
 
 
 def test_the_error_to_reckon_with_has_options_that_rest_on_one_short_cell(fit_of_all):
