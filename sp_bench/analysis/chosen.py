@@ -51,6 +51,14 @@ def chosen(cells: Sequence[Cell], asked: Sequence[tuple[str, Words]]) -> Lines:
     return Lines(over, tuple(Line(name, _by_place(name, of, over)) for name, of in found))
 
 
+def as_shown(words: Words, campaigns: Mapping[str, str]) -> Words:
+    """The words with the names that campaigns have on an anonymous page. campaigns: name -> name on the page."""
+    return {
+        key: [campaigns.get(str(value), value) for value in values] if key == CAMPAIGN else values
+        for key, values in words.items()
+    }
+
+
 def matching(cells: Sequence[Cell], words: Words, before: str) -> list[Cell]:
     """The cells that have one of the values of each option. before: the beginning of the error.
 

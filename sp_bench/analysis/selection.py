@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ class Selection:
     ]  # core_id -> number of rows left out because their cells have newer rows with another env_id
     problems: tuple[str, ...]
     unread: tuple[str, ...]  # folder/file name of unreadable rows; `problems` has the reasons
+    campaigns: Mapping[str, str] = field(default_factory=dict)  # name -> name in `folder`, of anonymous rows
 
     @property
     def core_ids(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
-from sp_bench.analysis.chosen import Words, matching
+from sp_bench.analysis.chosen import Words, as_shown, matching
 from sp_bench.analysis.grid import grid
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import SMALLEST
@@ -188,4 +188,5 @@ def measured(
     selection = select(folders, mix=options.mix, executor=executor, progress=progress)
     selection = anonymous(selection) if options.anonymous else selection
     say(f"summarising {counted(len(selection.rows), 'row')}")
-    return selection, matching(cells(of_equal_steps(selection.rows)), options.rows, "only.")
+    words = as_shown(options.rows, selection.campaigns)
+    return selection, matching(cells(of_equal_steps(selection.rows)), words, "only.")

@@ -58,13 +58,14 @@ def anonymous(selection: Selection) -> Selection:
         [_environment(each) for each in nodes] if isinstance(nodes, Iterable) else None
         for nodes in rows["node_environments"]
     ]
-    rows["folder"] = [campaign(str(value)) for value in rows["folder"]]
+    rows["folder"] = folders = [campaign(str(value)) for value in rows["folder"]]
     rows["proof"] = [_proof(value, campaign) if isinstance(value, str) else None for value in rows["proof"]]
     identity = rows[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
     files = (store.RowName(*each).file_name for each in identity)
     rows["file"] = [f"{folder}/{file}" for folder, file in zip(rows["folder"], files, strict=True)]
     problems = (counted(len(selection.problems), "problem"),) if selection.problems else ()
-    return replace(selection, rows=rows, problems=problems)
+    campaigns = dict(zip(selection.rows["folder"], folders, strict=True))
+    return replace(selection, rows=rows, problems=problems, campaigns=campaigns)
 
 
 class _Numbered:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.chosen import AXES, Lines, Words, chosen
+from sp_bench.analysis.chosen import AXES, Lines, Words, as_shown, chosen
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
@@ -42,8 +42,8 @@ def write(
         ConfigError: as `chosen`.
     """
     look = options.look
-    _, known = measured(folders, options, executor)
-    lines = chosen(known, asked)
+    selection, known = measured(folders, options, executor)
+    lines = chosen(known, [(name, as_shown(words, selection.campaigns)) for name, words in asked])
     drawing, made = draw_lines(lines, look), table_of(lines)
     environment = "figure*" if look.column == 2 else "figure"
     texts = {

@@ -17,6 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from sp_bench import formats
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
+from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.grades import code_changes
 from sp_bench.analysis.grid import grid
 from sp_bench.analysis.held import held, largest_error
@@ -26,7 +27,7 @@ from sp_bench.analysis.ratios import times
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import APART, Difference, Setting, settings
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.formats import MISSING, counted, whole
+from sp_bench.formats import GIB, MISSING, counted, whole
 from sp_bench.report import answers, campaigns, held_tables
 from sp_bench.report.findings import findings
 
@@ -110,6 +111,7 @@ class Rows:
             "campaign_pages",
             "one_rank",
             "one_rank_error",
+            "bandwidth",
         )
         plain = (require, evidence, grade, ms, gib, mfu, span, whole)
         made = {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain}
@@ -186,6 +188,16 @@ class Rows:
         if error is None:
             raise _Refused("no step of one real rank has rows of all ranks beside it")
         return f"{error:.1%}"
+
+    def bandwidth(self, fabric: str) -> str:
+        """GiB/s that one GPU sends to another there, by the largest message: 20, or 20 to 23 of several machines."""
+        known = bandwidths(self.every_cell).items()
+        found = sorted(
+            round(each.bytes_per_s / GIB) for key, each in known if (key[1], key[-1]) == (fabric, "send_recv")
+        )
+        if not found:
+            raise _Refused(f"no row of workload=collective has sends over {fabric}")
+        return " to ".join(f"{size}" for size in dict.fromkeys((found[0], found[-1])))
 
     def code_changes(self) -> str:
         """A line a change: what it moves, by how much, and the campaigns with rows from before it."""

@@ -49,7 +49,9 @@ def test_lines_join_campaigns_and_lose_no_point(folders: list[Path], tmp_path: P
 
 
 def test_an_anonymous_one_names_no_campaign(folders: list[Path], tmp_path: Path) -> None:
-    paper.write(folders, tmp_path / "paper", [OURS, RING], Options(anonymous=True))
+    late = ("late", {"method": ["ring"], "campaign": ["tuesday"]})
+    paper.write(folders, tmp_path / "paper", [OURS, late], Options(anonymous=True))
+    assert [line["seq_len"] for line in written(tmp_path / "paper", "table1.csv") if line["line"] == "late"] == ["2048"]
     texts = [path.read_text() for path in (tmp_path / "paper").iterdir() if path.suffix in (".tex", ".csv", ".md")]
     assert not any(name in text for text in texts for name in ("monday", "tuesday"))
 

@@ -192,7 +192,7 @@ def data(found: Sequence[Setting], commands: Mapping[str, Sequence[str]]) -> dic
     made, ratios, grades = verdicts(found), _ratios(found), {i: _grade(cell) for i, cell in kept.items()}
     first = made[0].difference.fast if made else next(iter(kept.values()))
     pickers = {**PICKERS, "grade": ("grade", lambda cell: grades[cell.cell_id].mark)}
-    read = {**QUANTITIES, "ratio": ("step time, Ulysses = 1", lambda cell: ratios.get(cell.cell_id, (None,) * 3))}
+    read = {**QUANTITIES, "ratio": ("time, Ulysses = 1", lambda cell: ratios.get(cell.cell_id, (None,) * 3))}
     return {
         "pickers": [
             {"name": name, "head": head, **_texts(map(value, kept.values()))} for name, (head, value) in pickers.items()
