@@ -274,7 +274,7 @@ def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
         all_differ = len(set().union(*(launches[i] for i in timed))) == sum(len(launches[i]) for i in timed)
         apart = ids[:1] if all_differ else timed
         same |= {i: apart[0] for i in ids if i not in apart}
-    return rows.assign(cell_id=rows["cell_id"].replace(same))
+    return rows.assign(cell_id=rows["cell_id"].map(lambda cell_id: same.get(cell_id, cell_id)))
 
 
 def _of_step(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -287,10 +287,9 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Co
         if selection.rows.empty:
             raise NotComparable(f"{folder} has no rows to compare")
     selections = _numbered_alike(selections)
-    every = pd.concat([selection.rows for selection in selections], ignore_index=True).assign(pool=MIXED)
-    every["cell_id"] = every["cell_id"].fillna(every["trial_id"])
     ids = _common_ids(selections[0].rows, selections[1].rows, ignore)
-    every["cell_id"] = every["cell_id"].replace(ids)
+    every = pd.concat([_first_rows(selection.rows) for selection in selections], ignore_index=True).assign(pool=MIXED)
+    every["cell_id"] = every["cell_id"].map(lambda cell_id: ids.get(cell_id, cell_id))
     firsts = known_rows(every.drop_duplicates("cell_id"))
     names = {row["cell_id"]: name for row, name in zip(firsts, name_cells(firsts), strict=True)}
     a, b = (
@@ -298,6 +297,12 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Co
         for folder, selection in zip((folder_a, folder_b), selections, strict=True)
     )
     return a, b
+
+
+def _first_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row of each cell."""
+    cell_ids = rows["cell_id"].fillna(rows["trial_id"])
+    return rows[~cell_ids.duplicated()].assign(cell_id=cell_ids)
 
 
 def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
@@ -313,7 +318,7 @@ def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
     """cell_id of B -> cell_id of A, for equal cells whose ids differ: old rows lack an option, or the ranks agreed on
     the number of timed steps that is fixed on the other side."""
-    if any(config_leaves(config).get(TIMED_STEPS) == AUTO for config in (*a["config"], *b["config"])):
+    if any(config_leaves(config).get(TIMED_STEPS) == AUTO for config in {*a["config"], *b["config"]}):
         ignore = {*ignore, TIMED_STEPS}
     before, after = (rows.groupby(_evidence_and_options(rows, ignore))["cell_id"].unique().to_dict() for rows in (a, b))
     both = [(before[known], after[known]) for known in after.keys() & before.keys() if known]
@@ -322,14 +327,16 @@ def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> di
 
 def _evidence_and_options(rows: pd.DataFrame, ignore: Collection[str]) -> list[str]:
     """Each row's evidence, which `ignore` never covers, and its options. Empty without a readable config."""
-    known = zip(rows["evidence"], (as_asked(config, ignore) for config in rows["config"]), strict=True)
-    return [f"{evidence} {options}" if options else "" for evidence, options in known]
+    options = {config: as_asked(config, ignore) for config in set(rows["config"])}  # replicates share theirs
+    known = ((evidence, options[config]) for evidence, config in zip(rows["evidence"], rows["config"], strict=True))
+    return [f"{evidence} {asked}" if asked else "" for evidence, asked in known]
 
 
 def _renamed(found: Sequence[Cell], ids: Mapping[str, str], names: Mapping[str, Name]) -> Iterator[Cell]:
     for cell in found:
-        cell_id = ids.get(cell.cell_id, cell.cell_id)
-        yield replace(cell, cell_id=cell_id, name=names[cell_id])
+        own = cell.asked["cell_id"]
+        cell_id, pool = ids.get(own, own), cell.cell_id.removeprefix(own)  # of several devices in one campaign
+        yield replace(cell, cell_id=cell_id + pool, name=names[cell_id])
 
 
 def _pair(a: Cell, b: Cell) -> Pair:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sp_bench.analysis.cells import OOM, Cell, listed
 from sp_bench.formats import GIB
 from sp_bench.hardware import device_bytes
-from sp_bench.rows.names import option_values
+from sp_bench.rows.names import config_leaves
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Limit:
     def is_search(self) -> bool:
         """Whether the trials only tested if the length fits, not its speed."""
         rows = [row for cell in self.cells for row in cell.rows]
-        return any(option_values(row)["workload.fit"] or row.get("probe") for row in rows)
+        configs = {row["config"] for row in rows}  # replicates share theirs
+        return any(row.get("probe") for row in rows) or any(config_leaves(c).get("workload.fit") for c in configs)
 
 
 def capacity_gib(cell: Cell) -> float | None:

@@ -109,7 +109,10 @@ def at_full_depth(found: Sequence[Cell]) -> list[Cell]:
     lines = over_depth(found)
     of_line = {cell.cell_id for line in lines for cell in (line.few, line.more)}
     rows = [row for line in lines if line.whole is None for row in line.rows]
-    return [*(cell for cell in found if cell.cell_id not in of_line), *(cells(pd.DataFrame(rows)) if rows else ())]
+    return [
+        *(cell for cell in found if cell.cell_id not in of_line),
+        *(cells(pd.DataFrame(rows, dtype=object)) if rows else ()),
+    ]
 
 
 def _order(of: OverDepth) -> tuple[Any, ...]:

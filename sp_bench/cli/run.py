@@ -104,10 +104,10 @@ def _resume_campaign(
     folder = folder.resolve()
     place = [f"campaign={folder.name}", f"results_root={folder.parent}", "resume=true"]
     codes = [0]
-    for words, its_dirs in campaign_file.to_continue(folder):
+    for words, dirs in campaign_file.to_continue(folder, config_dirs or ()):
         print(f"sp-bench resume {shlex.join(words)}")
         try:
-            _run_sweep([*words, *place], config_dirs or its_dirs, fail_on, no_report, log_to)
+            _run_sweep([*words, *place], dirs, fail_on, no_report, log_to)
         except typer.Exit as ended:
             codes.append(ended.exit_code)
     raise typer.Exit(max(codes))

@@ -6,12 +6,9 @@ import random
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.prose import Prose
@@ -104,25 +101,26 @@ def from_text(text: str) -> tuple[int, ...]:
 
 
 def from_file(path: Path, most: int | None = MAX_DOCUMENTS) -> tuple[int, ...]:
-    """Lengths in tokens that a file has: a YAML list, or whole numbers between spaces, commas and ends of lines, below
-    a head such as `tokens` or without one. `most`: how many it may have; None: any number.
+    """Lengths in tokens that a file has: whole numbers between spaces, commas and ends of lines, or a plain YAML list
+    of them, below a head such as `tokens` or without one. `most`: how many it may have; None: any number.
 
     Raises:
         ConfigError: the file cannot be read, or as for `from_text`.
     """
     said: Prose = f"the list of documents in {shown(path)}"
-    found = None
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, and a device may never end
+            raise ConfigError(f"{said} cannot be read: not a file")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{said} has {path.stat().st_size:,} bytes; a list of a pack has far less")
         text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{said} cannot be read: {shown(error)}") from None
-    with suppress(yaml.YAMLError):  # then it is no YAML
-        found = yaml.safe_load(text)
-    lines = text.splitlines()
-    below = lines[1:] if len(lines) > 1 and re.fullmatch(HEAD, lines[0].strip()) else lines
-    return _checked(said, found if isinstance(found, list) else " ".join(below).replace(",", " ").split(), most)
+    lines = re.sub(r"#.*|^\s*- ", " ", text, flags=re.MULTILINE).strip().splitlines()
+    below = " ".join(lines[1:] if len(lines) > 1 and re.fullmatch(HEAD, lines[0].strip()) else lines).strip()
+    if below.startswith("[") and below.endswith("]"):
+        below = below[1:-1]
+    return _checked(said, below.replace(",", " ").split(), most)
 
 
 def _checked(said: Prose, found: Sequence[Any], most: int | None = MAX_DOCUMENTS) -> tuple[int, ...]:

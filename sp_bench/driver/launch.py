@@ -27,6 +27,9 @@ from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
 from sp_bench.rows.row import Outcome
 
 POLL_S = 0.1
+MAX_POLL_S = (
+    5.0  # of the time between two polls, as much counts: a machine that was paused gave its ranks no time either
+)
 LOGS_A_POLL = 8  # folders of other trials whose logs are bounded at a poll: all of 2,000 would take half of it
 UNEQUAL_NODES = "unequal_nodes"  # the flag of a row whose hosts differ in processors, GPUs, drivers or packages
 ECHO_S = 0.5  # how long the peers of a failed rank may go on, to report their own errors
@@ -165,7 +168,8 @@ def _exits_during(folder: Path, exits: Sequence[Exit]) -> list[Exit]:
 
 
 class PhaseClock:
-    """Measures each phase against its deadline, from when the rank that is furthest behind entered it."""
+    """Measures each phase against its deadline, from when the rank that is furthest behind entered it. Time in which
+    the driver was stopped does not count: its ranks may have been stopped too, and what they wrote is read first."""
 
     def __init__(self, num_processes: int, deadlines: DeadlinesConfig) -> None:
         self._num_processes = num_processes
@@ -176,6 +180,7 @@ class PhaseClock:
         }
         self._mark: tuple[str, float] = ("init", 0.0)
         self._since: float | None = None
+        self._last: float | None = None  # when `expired` was last called, in monotonic seconds
         self.failed_since: float | None = None  # when a failure was first seen, in monotonic seconds
 
     @property
@@ -184,6 +189,10 @@ class PhaseClock:
 
     def expired(self, events: Sequence[handover.Event], exits: Sequence[Exit], now: float) -> str | None:
         """Says which deadline has passed at monotonic time `now`; None if none has."""
+        if self._last is not None and (unwatched_s := now - self._last - MAX_POLL_S) > 0:
+            self._since = None if self._since is None else self._since + unwatched_s
+            self.failed_since = None if self.failed_since is None else self.failed_since + unwatched_s
+        self._last = now
         if self.failed_since is None and _any_rank_failed(events, exits):
             self.failed_since = now
         if self.failed_since is not None and now - self.failed_since > FAILURE_GRACE_S:

@@ -191,14 +191,14 @@ def environment(config: TrialConfig) -> dict[str, str]:
 
 
 def compiler_caches(folder: Path) -> dict[str, str]:
-    """The variables by which torch's compiler and Triton keep what they compile in `folder`. Each has keys of its own
-    and may be used by several processes at once. What a user has set stands.
+    """The variables by which torch's compiler and Triton keep what they compile below `folder`. Each has keys of its
+    own, and several processes may use it at once. A variable that the user has set is kept.
 
-    So does Python, where it may not write beside the sources, as in many containers: each rank would compile thousands
-    of modules, which took Hugging Face's engines 7 s.
+    Where Python may not write bytecode beside the sources, as in many containers, its bytecode goes there too: else
+    each rank compiles thousands of modules, which took Hugging Face's engines 7 s.
 
-    One folder a user and CPU model: nobody else may write there, since what lies there is loaded as code, and torch
-    compiles for the CPU that it runs on, which its keys do not say.
+    Each user and CPU model has a folder of its own. Nobody else may write there, because ranks load as code what lies
+    there; and torch compiles for the CPU that it runs on, which its keys do not say.
     """
     folder = folder / f"{os.getuid()}-{hashlib.sha256(hardware.cpu_model().encode()).hexdigest()[:8]}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

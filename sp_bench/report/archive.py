@@ -20,7 +20,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.report import Options, build, reproduction
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
-from sp_bench.rows import campaign_file, git, json_file, packed, plans, proofs, store
+from sp_bench.rows import campaign_file, git, packed, plain_file, plans, proofs, store
 from sp_bench.rows.digest import DIGEST, digests
 from sp_bench.rows.frame import of_table
 from sp_bench.rows.schema import SCHEMA
@@ -77,7 +77,7 @@ def write(
         rows = {name: folder / name for name in [row.file_name for row in store.committed(folder)] + [packed.PACK]}
         planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
         proven = {f"{proofs.FOLDER}/{path.name}": path for path in proofs.files(folder)}
-        kept = {each: path for each, path in (planned | proven).items() if json_file.is_plain(path)}
+        kept = {each: path for each, path in (planned | proven).items() if plain_file.is_plain(path)}
         kept |= {each: path for each, path in rows.items() if path.exists()}
         files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in kept.items()}
         with suppress(ConfigError):  # the report names it

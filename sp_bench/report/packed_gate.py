@@ -209,9 +209,15 @@ def _perturbed(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     return Verdict(RIGHT, f"{outside:.2g} outside, {inside:.2g} inside")
 
 
+_OF_STEP = ("rel_error_loss", "rel_error_grad_norm")
+
+
 def _step(rows: Sequence[Mapping[str, Any]]) -> str:
-    gradient = max((row["grad_error"] for row in rows), key=lambda each: each["error"] / each["budget"])
-    loss, norm = (max(row[name] for row in rows) for name in ("rel_error_loss", "rel_error_grad_norm"))
+    whole = [row for row in rows if None not in (row[name] for name in ("grad_error", *_OF_STEP))]
+    if not whole:  # old rows
+        return "errors not recorded"
+    gradient = max((row["grad_error"] for row in whole), key=lambda each: each["error"] / each["budget"])
+    loss, norm = (max(row[name] for row in whole) for name in _OF_STEP)
     return f"loss {loss:.1e}, norm {norm:.1e}, gradient {gradient['error']:.1e} of {gradient['budget']:.1e}"
 
 

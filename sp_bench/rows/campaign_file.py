@@ -16,7 +16,6 @@ Every key may be absent. Commands name an unreadable file and go on without it.
 import os
 import re
 import shlex
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ import yaml
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.yaml_text import read_yaml
+from sp_bench.rows import plain_file
 from sp_bench.rows.store import WORK
 
 NAME = "_campaign.yaml"  # readers of rows skip names that begin with _
@@ -87,18 +87,15 @@ def text(folder: Path) -> str:
     path = folder / NAME
     name = shown(path)
     try:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{name}: not a plain file")  # a pipe would be waited for, and a link may lead anywhere
-        if found.st_size > MAX_BYTES:
-            raise ConfigError(f"{name}: {found.st_size:,} bytes; at most {MAX_BYTES:,}")
-        return path.read_text("utf-8")
+        return plain_file.text(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: not UTF-8: {error.reason} at byte {error.start:,}") from None
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[CampaignFile], list[str]]:
@@ -121,33 +118,38 @@ def command(verb: str, arguments: Sequence[str], config_dirs: Sequence[Path] = (
     return shown(shlex.join(["sp-bench", verb, *(_PATH.sub(_last_part, word) for word in kept)]), 10_000)
 
 
-def to_continue(folder: Path) -> list[tuple[list[str], list[Path]]]:
+def to_continue(folder: Path, config_dirs: Sequence[Path] = ()) -> list[tuple[list[str], list[Path]]]:
     """(words after the verb, --config-dir folders) of each command of a campaign's file, once each. Left out: which
-    campaign it is, and where.
+    campaign it is, and where. config_dirs: in place of the folders that the commands had.
 
     Raises:
         ConfigError: the file has no commands, or cannot be used; a command cannot be read, or had an absolute path.
     """
     instead = "give the words of the run instead"
-    found: dict[tuple[str, ...], None] = {}
+    found: dict[tuple[tuple[str, ...], tuple[str, ...]], None] = {}
     for each in read(folder).commands:
         try:
             words = shlex.split(each.words)[2:]
         except ValueError as error:
             raise ConfigError(f"{shown(folder / NAME)}: {shown(each.words)}: {error}; {instead}") from None
-        if any(".../" in word for word in words):
+        own, its_dirs = _parted(words)
+        if any(".../" in word for word in own):
             raise ConfigError(f"{shown(folder / NAME)}: {shown(each.words)} has no whole path; {instead}")
-        if words:
-            found[tuple(word for word in words if not word.startswith(("campaign=", "results_root=")))] = None
+        if not config_dirs and any(".../" in word for word in its_dirs):
+            raise ConfigError(f"{shown(folder / NAME)}: {shown(each.words)} has no whole path; give --config-dir")
+        if own:
+            kept = tuple(word for word in own if not word.startswith(("campaign=", "results_root=")))
+            found[kept, tuple(map(str, config_dirs)) or its_dirs] = None
     if not found:
         raise ConfigError(f"{shown(folder / NAME)} has no commands to continue; {instead}")
-    return [_parted(words) for words in found]
+    return [(list(own), [Path(each) for each in dirs]) for own, dirs in found]
 
 
-def _parted(words: Sequence[str]) -> tuple[list[str], list[Path]]:
+def _parted(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words without --config-dir, and its folders."""
     after = [place + 1 for place, word in enumerate(words[:-1]) if word == "--config-dir"]
     own = [word for place, word in enumerate(words) if place not in after and word != "--config-dir"]
-    return own, [Path(words[place]) for place in after]
+    return own, tuple(words[place] for place in after)
 
 
 def append(folder: Path, words: str, commit: str | None) -> None:

@@ -19,7 +19,7 @@ from pyarrow import compute
 from sp_bench import hardware
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO
+from sp_bench.config.trial import AUTO, TRAINING
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.rows import store
 from sp_bench.rows.names import config_leaves
@@ -32,6 +32,13 @@ TENSORS = ("output", "dq", "dk", "dv")
 WITH_FLAGS = 4  # the schema version whose rows have all flags of times, leftovers and loss
 _REQUIRED = tuple(column for column in COLUMNS if column.required and column.name != "environment")  # not a result
 PART = 2000  # rows that are Python objects at once
+_RECORDS = tuple(
+    field.name for field in SCHEMA if pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type)
+)
+# Options that no trial lacks: all that a table says of a cell begins with them.
+_OF_ALL = ("method", "workload", "pass_kind", "dtype", "sp_size", "dp_replicate_size", "dp_shard_size")
+_OF_LENGTHS = ("kernel", "model", "causal", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim")
+_FLAGGED = ("full_update_error", "last_update_error")  # an ok row above its budget has a flag
 _PER = tuple((column.name, column.per) for column in COLUMNS if column.per)
 _OF_CONFIG = tuple((option.path, option.column) for option in OPTIONS if option.column)
 
@@ -63,9 +70,9 @@ def breaches(table: pa.Table) -> dict[int, str]:
 
 
 def _of_part(table: pa.Table, configs: Mapping[str | None, "_Config"]) -> Iterator[tuple[int, str]]:
-    columns, not_finite = _Columns(table), _not_finite(table)
+    columns, damaged = _Columns(table), _not_finite(table) | _with_gaps(table)
     for i, text in enumerate(columns["config"]):
-        if problem := not_finite.get(i) or _breach(_Row(columns, i, configs[text])):
+        if problem := damaged.get(i) or _breach(_Row(columns, i, configs[text])):
             yield i, problem
 
 
@@ -157,6 +164,18 @@ def _not_finite(table: pa.Table) -> dict[int, str]:
     return found
 
 
+def _with_gaps(table: pa.Table) -> dict[int, str]:
+    """The rows with a list of records of which one is null."""
+    found: dict[int, str] = {}
+    for name in _RECORDS:
+        column = table[name].combine_chunks()
+        if column.flatten().null_count:
+            found |= {
+                i: f"{name} has an entry that is null" for i, v in enumerate(column.to_pylist()) if v and None in v
+            }
+    return found
+
+
 def _all_finite(numbers: pa.Array) -> bool:
     finite = compute.call_function("is_finite", [numbers])
     return compute.call_function("all", [finite]).as_py() is not False  # None: all are null
@@ -199,6 +218,7 @@ def _breaches(row: _Row) -> Iterator[str]:
     if row["status"] != "ok":
         yield from (f"{name} of a trial that is {row['status']}" for name in RESULTS if row[name] is not None)
         return
+    yield from _options(row)
     yield from _required(row)
     yield from _lengths(row)
     yield from _proof(row)
@@ -227,6 +247,14 @@ def _config(row: _Row) -> Iterator[str]:
     for path, column, asked in row.config.asked:
         if row[column] not in (None, asked):
             yield f"{column}={shown(row[column])}; its config has {path}={shown(asked)}"
+
+
+def _options(row: _Row) -> Iterator[str]:
+    names = _OF_ALL if row["workload"] == "collective" else _OF_ALL + _OF_LENGTHS
+    for name in (*names, "num_layers") if row["workload"] in TRAINING else names:
+        value = row[name]
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value < 1):
+            yield f"{name}={value} of an ok row"
 
 
 def _required(row: _Row) -> Iterator[str]:
@@ -330,9 +358,12 @@ def _proof(row: _Row) -> Iterator[str]:
                 allowed, row["dtype"], row["seq_len"], row["correctness_seq_len"] or row["seq_len"]
             )
         yield from _above(timed, allowed)
-    for name in ("grad_error", "update_error", "fp32_grad_error"):
+    for name in ("grad_error", "update_error", "fp32_grad_error", "full_update_error", "last_update_error"):
         if (worst := row[name]) is not None:
-            yield from _above({name: worst["error"]}, worst["budget"])
+            if worst["error"] is None or not (worst["budget"] or 0) > 0:
+                yield f"{name} has error={worst['error']} and budget={worst['budget']}; expected two numbers"
+            if name not in _FLAGGED:
+                yield from _above({name: worst["error"]}, worst["budget"])
 
 
 def _above(found: Mapping[str, float | None], budget: float | None) -> Iterator[str]:

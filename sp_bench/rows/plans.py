@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sp_bench.rows import json_file
+from sp_bench.rows import plain_file
 
 FOLDER = "_plans"  # in the campaign's folder; readers of rows pass over names that begin so
 
@@ -82,7 +82,7 @@ def open_searches(found: Sequence[Plan]) -> dict[str, str]:
 def _plans(paths: Iterable[Path]) -> Iterator[Plan]:
     for path in paths:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            content = json_file.read(path)
+            content = plain_file.json_of(path)
             trials = frozenset(
                 PlannedTrial(str(trial_id), str(env_id), str(method))
                 for method, ids in content["trials"].items()

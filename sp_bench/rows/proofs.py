@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sp_bench.rows import json_file, packed
+from sp_bench.rows import packed, plain_file
 
 FOLDER = "_proofs"  # in the campaign's folder; readers of rows pass over names that begin so
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}-[0-9a-f]{8}\.json")
@@ -86,7 +86,7 @@ def by_cell(folder: Path) -> dict[str, list[Path]]:
 
 
 def _read(path: Path) -> Proof:
-    content = json_file.read(path)
+    content = plain_file.json_of(path)
     if not isinstance(content, dict) or content.pop("digest", None) != _digest(content):
         raise ValueError("the proof was edited: its digest is that of another content")
     proof = Proof(**content)

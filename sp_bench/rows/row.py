@@ -149,7 +149,7 @@ def _with_window_rate(table: pa.Table) -> pa.Table:
     rates = table["window_tokens_per_s"].to_pylist()
     samples = zip(*(table[name].to_pylist() for name in _OF_WINDOW), strict=True)
     for i, (tokens_per_s, median_ms, timed_steps, window_ms) in enumerate(samples):
-        if rates[i] is None and None not in (tokens_per_s, median_ms, timed_steps) and window_ms:
+        if rates[i] is None and None not in (tokens_per_s, median_ms, timed_steps) and window_ms and all(window_ms):
             rates[i] = tokens_per_s * median_ms * timed_steps / max(window_ms)
     return _replaced(table, "window_tokens_per_s", rates)
 

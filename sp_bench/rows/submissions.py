@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.rows import json_file, store
+from sp_bench.rows import plain_file, store
 
 FOLDER = "submissions"  # in the campaign's _work
 
@@ -61,6 +61,6 @@ def trials_of(file: Path, number: int) -> frozenset[str]:
 def _packs_of(file: Path) -> Iterator[tuple[int | None, frozenset[str]]]:
     """(id of its job or None, trial_ids) of each pack."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        for pack in json_file.read(file)["packs"]:
+        for pack in plain_file.json_of(file)["packs"]:
             job_id = pack["job_id"]
             yield None if job_id is None else int(job_id), frozenset(map(str, pack["trials"]))

@@ -34,6 +34,7 @@ done
 """
 TRIALS = {
     "ok": OK,
+    "slow": OK.replace("printf", "sleep 3\n    printf", 1),
     "exit": 'basename "$1" >> "$LAUNCHES"; echo no luck; exit 7',
     "hang": 'basename "$1" >> "$LAUNCHES"; sleep 600',
     "delete": OK + 'rm -r "$CAMPAIGN"',

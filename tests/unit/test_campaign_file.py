@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -156,3 +157,12 @@ def test_a_run_that_cannot_record_its_words_says_so(folder, monkeypatch):
         assert "not a plain file; the words of this run are not in it" in "".join(record(claims, folder, "run", None))
         claims.take(COMMAND, lambda: False)
         assert "another run holds it" in "".join(record(claims, folder, "run", None))
+
+
+def test_a_folder_of_configs_whose_path_is_not_recorded_is_given_to_what_continues(folder):
+    words = campaign_file.command("run", ["model=mine", "seq_len=64"], [Path("/home/somebody/conf")])
+    campaign_file.append(folder, words, None)
+    with pytest.raises(ConfigError, match="has no whole path; give --config-dir"):
+        campaign_file.to_continue(folder)
+    given = [folder / "conf"]
+    assert campaign_file.to_continue(folder, given) == [(["model=mine", "seq_len=64"], given)]

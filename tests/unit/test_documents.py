@@ -1,5 +1,6 @@
 """Packed documents: their lengths, what a config refuses, and what follows from them by closed form."""
 
+import os
 import re
 from dataclasses import replace
 
@@ -77,7 +78,7 @@ def test_a_document_is_no_longer_than_half_however_widely_lengths_are_drawn():
     assert max(lengths) == 32_768
 
 
-@pytest.mark.parametrize("text", ["16\n32 64,48\n", "[16, 32, 64, 48]", "- 16\n- 32\n- 64\n- 48\n"])
+@pytest.mark.parametrize("text", ["16\n32 64,48\n", "[16, 32, 64, 48]", "- 16 # short\n- 32\n- 64\n- 48\n"])
 def test_a_file_of_lengths_is_a_yaml_list_or_plain_numbers(tmp_path, text):
     (tmp_path / "lens").write_text(text)
     assert from_file(tmp_path / "lens") == (16, 32, 64, 48)
@@ -91,7 +92,7 @@ def test_a_file_of_lengths_is_a_yaml_list_or_plain_numbers(tmp_path, text):
         ("16 many", "length 2 is 'many'; give whole numbers from 1 on"),
         ("[16, -4]", "length 2 is '-4'"),
         ("[16, [4]]", "length 2 is '\\[4\\]'"),
-        ("[16, true]", "length 2 is 'True'"),
+        ("[16, true]", "length 2 is 'true'"),
         ("16\n" * 1025, "has 1025 lengths, and a pack at most 1024"),
         ("1" * 2**21, "has 2,097,152 bytes"),
         ("\udcff", "cannot be read"),
@@ -100,6 +101,19 @@ def test_a_file_of_lengths_is_a_yaml_list_or_plain_numbers(tmp_path, text):
 def test_a_file_that_is_no_list_of_lengths_is_refused(tmp_path, text, message):
     (tmp_path / "lens").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=message):
+        from_file(tmp_path / "lens")
+
+
+def test_a_pipe_is_no_list_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "lens")
+    with pytest.raises(ConfigError, match="lens cannot be read: not a file"):
+        from_file(tmp_path / "lens")
+
+
+def test_aliases_of_yaml_are_words_and_are_not_written_out(tmp_path):
+    bomb = "\n".join(f"- &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 16}]" for i in range(60))
+    (tmp_path / "lens").write_text(bomb)
+    with pytest.raises(ConfigError, match="length 1 is '&a0'"):
         from_file(tmp_path / "lens")
 
 

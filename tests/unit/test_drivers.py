@@ -174,6 +174,23 @@ def test_a_driver_waits_for_the_trial_that_another_one_runs_and_takes_it_over_wh
     drivers.assert_tidy()
 
 
+def test_a_driver_that_was_stopped_and_comes_back_adds_nothing_to_who_took_over(drivers):
+    process = drivers.start([[{"behaviour": "slow"}, {"second": True}]], num_trials=1)
+    wait_for(drivers.root / "0-1.txt", process, "waiting for 1 trial of other runs")
+    stopped = int(re.findall(r"waiting for .*: process (\d+) on ", drivers.said(0, 1))[0])
+    os.kill(stopped, signal.SIGSTOP)
+    wait_for(drivers.root / "0-1.txt", process, "1 ok")
+    before = drivers.rows
+    os.kill(stopped, signal.SIGCONT)
+    printed, errors = process.communicate(timeout=120)
+    assert json.loads(printed) == [[0, 0]], errors
+    assert drivers.statuses == ["ok", "unsupported"]
+    assert drivers.rows == before
+    assert len(drivers.launches) == 2
+    assert len(set(drivers.launches)) == 1
+    drivers.assert_tidy()
+
+
 def test_resume_retries_what_failed_by_bad_luck_a_bounded_number_of_times_and_run_never(drivers):
     failing, resuming = {"behaviour": "exit"}, {"behaviour": "exit", **AGAIN}
     drivers.run([failing], [failing], [resuming], [resuming], [resuming], num_trials=1)

@@ -8,7 +8,7 @@ import pytest
 from sp_bench import handover
 from sp_bench.config.parsing import ConfigError
 from sp_bench.driver import plan, proven
-from sp_bench.rows import json_file, proofs, store
+from sp_bench.rows import plain_file, proofs, store
 from sp_bench.rows.proofs import Proof
 from sp_bench.rows.row import Outcome
 
@@ -48,7 +48,7 @@ def test_a_record_under_another_key_or_too_large_or_a_link_is_not_believed(recor
     record.rename(other)
     assert problem(tmp_path).endswith(f"that of another key, {record.name}")
     other.rename(record)
-    record.write_text(record.read_text() + " " * json_file.MAX_BYTES)
+    record.write_text(record.read_text() + " " * plain_file.MAX_BYTES)
     assert "not a plain file of at most" in problem(tmp_path)
     proofs.write(PROOF, tmp_path)
     record.rename(tmp_path / "elsewhere")

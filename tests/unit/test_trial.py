@@ -280,6 +280,7 @@ def event(rank, at, name):
 def test_init_is_timed_from_the_launch_whenever_its_events_come():
     watch = clock()
     assert watch.expired([], [], 0) is None
+    assert watch.expired([], [], 5) is None
     assert watch.expired([event(0, 1009, "init")], [], 9) is None
     assert "init passed its deadline of 10 s in ranks 0, 1" in str(watch.expired([event(0, 1009, "init")], [], 10.5))
 
@@ -290,8 +291,24 @@ def test_a_phase_is_timed_from_when_the_last_rank_entered_it():
     assert watch.expired([event(0, 1, "correctness")], [], 1) is None
     assert watch.expired(both, [], 8) is None
     assert watch.phase == "correctness"
-    assert watch.expired(both, [], 17.9) is None
+    assert [watch.expired(both, [], now) for now in (13, 17.9)] == [None, None]
     assert "ranks 0, 1" in str(watch.expired(both, [], 18.1))
+
+
+def test_while_the_driver_is_stopped_no_deadline_passes():
+    watch, entered = clock(world_size=1), [event(0, 1, "measure")]
+    assert watch.expired(entered, [], 1) is None
+    assert watch.expired(entered, [], 3601) is None
+    assert watch.expired(entered, [], 3605) is None
+    assert "measure passed its deadline of 10 s in rank 0" in str(watch.expired(entered, [], 3607))
+
+
+def test_a_driver_that_was_stopped_reads_what_its_ranks_wrote_before_it_calls_them_late():
+    watch = clock(world_size=1)
+    assert watch.expired([event(0, 1, "correctness")], [], 1) is None
+    assert watch.expired([event(0, 1, "correctness"), event(0, 20, "measure")], [], 3601) is None
+    assert watch.phase == "measure"
+    assert watch.expired([event(0, 1, "correctness"), event(0, 20, "measure")], [], 3606) is None
 
 
 def test_the_ledger_has_the_deadline_of_measure():
@@ -376,7 +393,7 @@ def test_a_killed_rank_whose_peers_hang_is_an_error_and_no_timeout(tmp_path):
 
 def test_a_rank_that_left_before_it_was_done_starts_the_clock_of_its_peers():
     watch, began, left = clock(), [event(1, 5, "init")], [Exit(1, 0, 6.0)]
-    assert watch.expired(began, left, 6) is None
+    assert [watch.expired(began, left, now) for now in (6, 11, 15)] == [None] * 3
     expired = watch.expired(began, left, 6.1 + launching.FAILURE_GRACE_S)
     assert "did not end within 10 s of the first failure" in str(expired)
     assert clock().expired([event(0, 6, "done")], [Exit(0, 0, 7.0)], 9) is None

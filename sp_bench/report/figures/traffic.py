@@ -44,7 +44,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         for cell in setting.cells:
             if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell) and not cell.asked["sends"]:
                 key = tuple(cell.asked[name] for name in SHAPE)
-                found.setdefault(key, []).append(cell)
+                if None not in key:  # the closed form needs all of them
+                    found.setdefault(key, []).append(cell)
     both = {key[:-1] for key in found if key[-1] != "forward"}  # a panel of the forward alone would repeat them
     shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
     if not shown:
@@ -60,6 +61,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         here = [c for c in cells if c.asked["seq_len"] == length]
         for pattern in OWN:
             curve = [(size, sent) for size in RANKS if (sent := _closed(pattern, here[0], size)) is not None]
+            if not curve:  # one head is no number of ranks' heads
+                continue
             style = "--" if pattern == "all_gather" else "-"
             (lines[words.METHODS[pattern]],) = axis.plot(
                 *zip(*((size, sent * per_gib) for size, sent in curve), strict=True),

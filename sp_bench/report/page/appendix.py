@@ -237,7 +237,7 @@ def training(cells: Sequence[Cell]) -> Table[Checked]:
     groups: dict[Checked, list[Cell]] = {}
     for cell in _of("train_step", cells):
         loaded = {LOADED.get(row["batch_loading"], "not recorded") for row in cell.measured}
-        checked = {CHECKED[row["fp32_proof"]] for row in cell.measured}
+        checked = {CHECKED.get(row["fp32_proof"], str(row["fp32_proof"])) for row in cell.measured}
         stack = (str(cell.asked["engine"]), words.method(cell), words.kernel(cell), str(cell.asked["dtype"]))
         groups.setdefault(Checked(*stack, " or ".join(sorted(loaded)), " or ".join(sorted(checked))), []).append(cell)
     found = [replace(of, cells=tuple(group)) for of, group in sorted(groups.items(), key=lambda item: astuple(item[0]))]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench.rows import json_file, plans, proofs, store, submissions
+from sp_bench.rows import plain_file, plans, proofs, store, submissions
 
 from ..cli.console import console
 from .rows import commit, row
@@ -31,7 +31,7 @@ def make(path: Path, kind: str) -> None:
             path.write_text("[" * 200_000 + "]" * 200_000)
         case "large":
             with path.open("wb") as file:
-                file.truncate(json_file.MAX_BYTES + 1)
+                file.truncate(plain_file.MAX_BYTES + 1)
 
 
 KINDS = ("pipe", "device", "secret", "loop", "folder", "deep", "large")
@@ -42,8 +42,8 @@ def test_such_a_file_is_an_error_at_once(tmp_path, kind):
     path = tmp_path / "a" / "b" / "x.json"
     make(path, kind)
     with pytest.raises((ValueError, OSError)):
-        json_file.read(path)
-    assert json_file.is_plain(path) == (kind in ("deep", "large"))
+        plain_file.json_of(path)
+    assert plain_file.is_plain(path) == (kind in ("deep", "large"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
