@@ -91,7 +91,7 @@ def test_all_steps_of_all_stages_agree_with_one_process(world_size: int) -> None
         ({"stages": None}, "give stages such as 8192x20,32768x20 to workload=stream"),
         ({"stages": "24"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x0,48x2"}, "write tokens of a sequence x steps of each stage"),
-        ({"stages": "24x8,72x12"}, "20 of workload.stages=24x8,72x12 and those of the last stage; use 21 or more"),
+        ({"stages": "24x8,72x12"}, "20 of workload.stages=24x8,72x12 and the last; use 21 or more"),
         ({"warmup_steps": 1}, "workload.warmup_steps=1: all steps are timed, 11 of"),
         ({"optimizer": "adamw"}, "stream needs sgd, whose loss shows a wrong scale"),
     ],
