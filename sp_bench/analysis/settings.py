@@ -29,13 +29,14 @@ from sp_bench.analysis.ratios import (
     times,
 )
 from sp_bench.analysis.time_parts import kernels_alone
+from sp_bench.config.trial import COMPARED
 from sp_bench.formats import MISSING
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
 AHEAD, BEHIND, TIE, UNDECIDED = "ahead", "behind", "a tie", "undecided"
 CLOSE, UNPROVEN, APART = "close, no interval", "no interval", "not compared: no replicates pair"
 QUESTION = ("ulysses", "ring")  # what this benchmark asks about
-NO_METHOD = ("parity", "collective")  # workloads that ask for no time of a method
+NO_METHOD = (*COMPARED, "collective")  # workloads that ask for no time of a method
 
 
 @dataclass(frozen=True)

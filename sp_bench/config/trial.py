@@ -5,22 +5,25 @@ the row's schema, identities, names and reports are made from that list.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, from_text, padded, rounded, spans
-from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
+from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive, shown
 from sp_bench.config.prose import Prose
 
+STAGE = r"[1-9]\d{0,9}x[1-9]\d{0,3}"  # tokens of a sequence x steps
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
 MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
 DType = Literal["float64", "float32", "bfloat16", "float16"]
-ATTENTION = ("attention", "train_step", "parity")  # workloads that compute attention
-TRAINING = ("train_step", "parity")  # workloads that take optimizer steps
+ATTENTION = ("attention", "train_step", "parity", "stream")  # workloads that compute attention
+TRAINING = ("train_step", "parity", "stream")  # workloads that take optimizer steps
+COMPARED = ("parity", "stream")  # workloads each of whose steps is compared with training on one process
 AUTO = "auto"  # timed_steps: the ranks agree on their number after the warm-up
 # What `auto` times: so long, in seconds, but at least so many steps, and never longer than the limit. Over 1 s energy
 # is measured. If timed steps are twice as fast as the last warm-up step, the window is still over 0.5 s.
@@ -511,6 +514,7 @@ PASS_KINDS: Mapping[str, tuple[str, ...]] = {
     "attention": ("forward", "forward_backward"),
     "train_step": ("step",),
     "parity": ("step",),
+    "stream": ("step",),
     "collective": ("exchange",),
 }
 
@@ -527,14 +531,15 @@ class WorkloadConfig:
     """What one step is and how often it runs."""
 
     name: Annotated[
-        Literal["attention", "train_step", "parity", "collective"],
+        Literal["attention", "train_step", "parity", "stream", "collective"],
         Declared(
-            "attention | train_step | parity | collective",
+            "attention | train_step | parity | stream | collective",
             column="workload",
             words={
                 "attention": "Attention",
                 "train_step": "Training step",
                 "parity": "Training parity",
+                "stream": "Stages of training",
                 "collective": "Messages alone",
             },
         ),
@@ -748,6 +753,17 @@ class WorkloadConfig:
             head="sinks",
         ),
     ] = False
+    stages: Annotated[
+        str | None,
+        Declared(
+            "stream: stages of one training before the last, tokens of a sequence x steps: 8192x20,32768x20; the last "
+            "has seq_len tokens and the other steps",
+            of=("stream",),
+            words="stages {}",
+            named=True,
+            head="stages",
+        ),
+    ] = None
     masked_label_share: Annotated[
         float,
         Declared(
@@ -767,6 +783,7 @@ class WorkloadConfig:
         require_at_most(self, MAX_COUNT, "micro_batches")
         require_positive(self, "document_len", "document_sigma")
         self._check_packing()
+        self._check_stages()
         self._check_window()
         self._check_masked_labels()
         if self.warmup_steps < 0:
@@ -812,8 +829,10 @@ class WorkloadConfig:
             for option in ("optimizer", "learning_rate", "activation_checkpointing"):
                 if getattr(self, option) is None:
                     raise ConfigError(f"workload.{option} must be given for workload {self.name}")
-        if self.name == "parity" and self.optimizer != "sgd":
-            raise ConfigError(f"workload.optimizer={self.optimizer}: parity needs sgd, whose loss shows a wrong scale")
+        if self.name in COMPARED and self.optimizer != "sgd":
+            raise ConfigError(
+                f"workload.optimizer={self.optimizer}: {self.name} needs sgd, whose loss shows a wrong scale"
+            )
 
     def _check_timed_steps(self) -> None:
         if self.single_step and (self.name, self.timed_steps) != ("train_step", 1):
@@ -845,6 +864,33 @@ class WorkloadConfig:
     @property
     def most_timed_steps(self) -> int:
         return MOST_TIMED_STEPS[self.name] if self.timed_steps == AUTO else self.timed_steps
+
+    @property
+    def earlier_stages(self) -> list[tuple[int, int]]:
+        """Tokens of a sequence and number of steps of each stage but the last; none of other workloads."""
+        return [(int(n), int(k)) for n, k in (each.split("x") for each in (self.stages or "").split(",") if each)]
+
+    def _check_stages(self) -> None:
+        if (self.stages is None) == (self.name == "stream"):
+            raise ConfigError(
+                f"workload.stages={self.stages}: workload={self.name}; give stages such as 8192x20,32768x20 to "
+                "workload=stream, and to no other"
+            )
+        if self.stages is None:
+            return
+        if not re.fullmatch(STAGE + f"(,{STAGE})*", self.stages):
+            raise ConfigError(
+                f"workload.stages={shown(self.stages)}: write tokens of a sequence x steps of each stage, such as "
+                "8192x20,32768x20"
+            )
+        steps = sum(number for _, number in self.earlier_stages)
+        if self.timed_steps == AUTO or self.timed_steps <= steps or self.warmup_steps:
+            raise ConfigError(
+                f"workload.timed_steps={self.timed_steps}, workload.warmup_steps={self.warmup_steps}: all steps are "
+                f"timed, {steps} of workload.stages={self.stages} and the last; use {steps + 1} or more, and 0"
+            )
+        if self.packing != "none":
+            raise ConfigError(f"workload.packing={self.packing}: stream trains on whole sequences; use none")
 
     def _check_packing(self) -> None:
         needed = {
@@ -1087,7 +1133,7 @@ class TrialConfig:
     ] = "trial"
     engine: Annotated[
         EngineConfig,
-        Declared("trains the decoder of train_step and parity", old_rows=EngineConfig(), omitted=True),
+        Declared("trains the decoder of train_step, parity and stream", old_rows=EngineConfig(), omitted=True),
     ] = field(default_factory=EngineConfig)
     num_nodes: Annotated[
         int,
@@ -1164,8 +1210,10 @@ class TrialConfig:
             )
         if self.workload.pass_kind == "step" and self.model.vocab_size < 256:
             raise ConfigError(f"model.vocab_size={self.model.vocab_size} is below 256: the training text is bytes")
-        if self.workload.name == "parity" and self.dtype not in ("float64", "float32"):
-            raise ConfigError(f"dtype={self.dtype}: parity compares to 1e-5; use float32 or float64")
+        if self.workload.name in COMPARED and self.dtype not in ("float64", "float32"):
+            raise ConfigError(f"dtype={self.dtype}: {self.workload.name} compares to 1e-5; use float32 or float64")
+        if self.workload.stages is not None:
+            self._check_stream(self.stages)
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
         self._check_world()
@@ -1197,6 +1245,18 @@ class TrialConfig:
         elif self.real_rank is not None and not 0 <= self.real_rank < self.world_size:
             raise ConfigError(f"real_rank={self.real_rank}: the world has ranks 0 to {self.world_size - 1}")
 
+    def _check_stream(self, stages: list[tuple[int, int]]) -> None:
+        lengths = [seq_len for seq_len, _ in stages]
+        if min(lengths) < PROVABLE_TOKENS or max(lengths) > MAX_TOKENS:
+            raise ConfigError(
+                f"workload.stages={self.workload.stages}: use {PROVABLE_TOKENS} to {MAX_TOKENS} tokens in each stage"
+            )
+        if self.engine.name != "fsdp2" or self.model.window is not None:
+            raise ConfigError(
+                f"workload=stream with engine={self.engine.name}, model={self.model.name}: lengths change on "
+                "engine=fsdp2 alone, with a model without windows"
+            )
+
     def _check_pack(self) -> None:
         said: Prose = f"workload.packing={self.workload.packing}"
         if self.batch_size != 1:
@@ -1226,6 +1286,14 @@ class TrialConfig:
                 f"{said} makes {number} documents of seq_len={self.seq_len}, more than {MAX_DOCUMENTS}; use a larger "
                 "workload.document_len"
             )
+
+    @property
+    def stages(self) -> list[tuple[int, int]]:
+        """Tokens of a sequence and number of steps of each stage; none of workloads without stages."""
+        if self.workload.stages is None or self.workload.timed_steps == AUTO:
+            return []
+        earlier = self.workload.earlier_stages
+        return [*earlier, (self.seq_len, self.workload.timed_steps - sum(steps for _, steps in earlier))]
 
     def documents(self, seq_len: int) -> tuple[int, ...]:
         """Tokens of each document of a sequence of `seq_len` tokens; empty without packing. At a reduced length they

@@ -6,6 +6,7 @@ The driver computes them, once. Ranks hand over samples, and no number that is m
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sp_bench import hardware, methods
@@ -50,7 +51,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
             *zip(*((size["message_bytes"], size["ms"]) for size in record["curve"]), strict=True)
         )
         row |= {"latency_us": line.latency_us, "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s}
-    else:
+    elif config.workload.stages is None:
         row |= flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, record.get("limit_ms"), device_name)
     row |= of_documents(config)
@@ -82,6 +83,8 @@ def _times(config: TrialConfig, record: Record) -> Columns:
         row["timed_steps"] = len(step_ms)
     if config.workload.name == "collective":
         return row  # messages are not tokens
+    if config.workload.stages is not None:  # no step stands for the others
+        return row | {"stage_times": _stage_times(config, step_ms)}
     tokens = config.num_sequences * config.seq_len
     tokens_per_s = 1e3 * tokens / row["median_step_ms"]
     return row | {
@@ -89,6 +92,16 @@ def _times(config: TrialConfig, record: Record) -> Columns:
         "tokens_per_s_per_gpu": tokens_per_s / config.world_size,
         "window_tokens_per_s": 1e3 * tokens * len(step_ms) / max(record["window_ms"]),
     }
+
+
+def _stage_times(config: TrialConfig, step_ms: Sequence[float]) -> list[dict[str, float | None]]:
+    found, steps = [], iter(step_ms)
+    for seq_len, number in config.stages:
+        first, *others = islice(steps, number)
+        median = statistics.median(others) if others else None
+        rate = median and 1e3 * config.num_sequences * seq_len / median
+        found.append({"first_step_ms": first, "median_step_ms": median, "tokens_per_s": rate})
+    return found
 
 
 def _attribution(record: Record, median_ms: float) -> Columns:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sp_bench import hardware, methods
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO, FEWEST_TIMED_STEPS, TrialConfig
+from sp_bench.config.trial import AUTO, COMPARED, FEWEST_TIMED_STEPS, TrialConfig
 from sp_bench.costs import message_sizes
 from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.driver.derived import TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
@@ -85,11 +85,13 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     workload = config.workload
     trial = f"{workload.name} trial"
     trials = {"any": trial, workload.name: trial, workload.pass_kind: trial}
-    own = workload.name != "parity" and config.engine.name not in HUGGING_FACE  # others perturb no attention of theirs
+    own = (
+        workload.name not in COMPARED and config.engine.name not in HUGGING_FACE
+    )  # others perturb no attention of theirs
     if workload.packing != "none" and own and config.world == "ranks":
         trials["perturbed"] = "trial of packed documents"
     if any(config.attention_shape(config.seq_len, kind).window for kind in config.kinds) and config.world == "ranks":
-        trials |= {} if workload.name == "parity" else {"perturbed": "trial under a window"}
+        trials |= {} if workload.name in COMPARED else {"perturbed": "trial under a window"}
     excused = {"fits"} if workload.fit else set()
     if config.world == "one_rank":  # its values are wrong by design; `proof` says where they are proven
         excused.add("one_rank")
@@ -112,7 +114,7 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
         if not FEWEST_TIMED_STEPS <= timed_steps <= workload.most_timed_steps:
             limits = f"{FEWEST_TIMED_STEPS} to {workload.most_timed_steps}"
             yield f"rank_step_ms has {timed_steps} steps; expected {limits}, of timed_steps=auto"
-    steps = timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
+    steps = timed_steps + (workload.warmup_steps if workload.name in COMPARED else 0)
     lengths = {"rank": config.num_processes, "step": steps}
     for column, value in measured:
         if column.per and len(value) != (length := lengths[column.per]):
@@ -129,6 +131,9 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     yield from _problems_of_work(config, padded_len, known)
     if workload.name == "collective":
         yield from _problems_of_curve(config, known)
+    stages = [(each.get("seq_len"), each.get("num_steps")) for each in known.get("stage_ends") or ()]
+    if stages != config.stages:
+        yield f"stage_ends={_short(known.get('stage_ends'))}; expected {config.stages}, its tokens and steps"
 
 
 def _problems_of_bytes(config: TrialConfig, padded_len: int | None, known: Record) -> Iterator[str]:

@@ -5,6 +5,7 @@ This is the reference engine: all bytes that it sends are predicted exactly, but
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
@@ -22,7 +23,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, model_code, train
-from sp_bench.training.model import AttentionCall, Decoder, Keeping, initialise
+from sp_bench.training.model import AttentionCall, Block, Decoder, Keeping, initialise
 from sp_bench.training.offload import Offload, page_locking
 from sp_bench.training.train import Batch, Part, StepResult, Tick, Watch
 
@@ -44,13 +45,25 @@ def run(
     token_losses: int,
     watch: Watch | None = None,
 ) -> list[StepResult]:
-    padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
-    with train.open_layers(config, padded_len, mesh) as layers:
-        training = start(config, layers, mesh, device, watch)
+    """Texts may have several lengths. The attention is opened once for each; a step on another length than the one
+    before puts it into the decoder, which is part of that step's time."""
+    lengths = [text.shape[1] - 1 for text in texts]
+    with ExitStack() as opened:
+        layers = {
+            seq_len: opened.enter_context(train.open_layers(config, train.padded_seq_len(config, seq_len), mesh))
+            for seq_len in dict.fromkeys(lengths)
+        }
+        first = layers[lengths[0]]
+        training = start(config, first, mesh, device, watch)
         if config.workload.single_step:
             train.make_moments(training.optimizer)
-        batches = train.shard_batches(config, texts, layers[0].layout, mesh, device)
-        return train.run_steps(training.step, batches, tick)
+
+        def step(at: tuple[int, list[Batch]]) -> StepResult:
+            training.attend(layers[at[0]])
+            return training.step(at[1])
+
+        batches = train.shard_batches(config, texts, first[0].layout, mesh, device)
+        return train.run_steps(step, zip(lengths, batches, strict=True), tick)
 
 
 @cache  # the communicators of a mesh take device memory: the proof and the timed steps share one mesh
@@ -154,6 +167,11 @@ class Training:
     reduces_each: bool  # gradients are reduced in each micro-batch, not in the last alone
     watch: Watch | None
     on_host: "HostTime | None"  # of the optimizer, where it steps in host memory
+
+    def attend(self, layers: Sequence[AttentionCall]) -> None:
+        """Compute with these, one a layer, from now on."""
+        for block, attention in zip(self.decoder.blocks, layers, strict=True):
+            cast(Block, block).attention.attention = attention
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it.

@@ -25,19 +25,17 @@ from sp_bench.training.model import fill
 
 def broadcast_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Loss (nats) and gradient norm of each step [num_steps,2], and each token's loss [num_steps,m*D*B,S], in fp64.
+) -> Tensor:
+    """Loss (nats) and gradient norm of each step [num_steps,2], in fp64. Batches may have several lengths.
 
     Rank 0 computes them and sends them to all. Every rank of the world calls this.
     """
-    num_sequences, seq_len = batches[0].shape[0], batches[0].shape[1] - 1
-    packed = torch.zeros(len(batches), 2 + num_sequences * seq_len, dtype=torch.float64, device=device)
+    found = torch.zeros(len(batches), 2, dtype=torch.float64, device=device)
     if dist.get_rank() == 0:
-        for row, result in zip(packed, run_steps(config, batches, compute_dtype, device), strict=True):
-            assert result.token_losses is not None  # `step` always gives them
-            row.copy_(torch.cat([result.loss[None], result.grad_norm[None], result.token_losses.flatten()]))
-    dist.broadcast(packed, 0)
-    return packed[:, :2], packed[:, 2:].view(-1, num_sequences, seq_len)
+        for row, result in zip(found, run_steps(config, batches, compute_dtype, device), strict=True):
+            row.copy_(torch.stack([result.loss, result.grad_norm]))
+    dist.broadcast(found, 0)
+    return found
 
 
 class Gradients(NamedTuple):

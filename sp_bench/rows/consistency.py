@@ -19,7 +19,7 @@ from pyarrow import compute
 from sp_bench import hardware
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO, TRAINING
+from sp_bench.config.trial import AUTO, COMPARED, TRAINING
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.rows import store
 from sp_bench.rows.names import config_leaves
@@ -281,7 +281,7 @@ def _lengths(row: _Row) -> Iterator[str]:
     steps = row.config.timed_steps
     if steps == AUTO:
         steps = row["timed_steps"]
-    if steps is not None and row["workload"] == "parity":
+    if steps is not None and row["workload"] in COMPARED:
         steps += row.config.warmup_steps
     wanted = {"rank": 1 if row.one_rank else row["world_size"], "step": steps}
     for name, per in _PER:
@@ -300,7 +300,7 @@ def _times(row: _Row) -> Iterator[str]:
     median_ms = statistics.median(step_ms)
     yield from _differs(row, "median_step_ms", median_ms)
     seconds, world = median_ms / 1e3, row["world_size"]
-    if row["workload"] != "collective":
+    if row["workload"] not in ("collective", "stream"):
         tokens = _num_sequences(row) * row["seq_len"]
         yield from _differs(row, "tokens_per_s", tokens / seconds)
         yield from _differs(row, "tokens_per_s_per_gpu", tokens / seconds / world)

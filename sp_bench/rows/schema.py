@@ -71,6 +71,15 @@ PEAK_PARTS = pa.list_(
     )
 )
 LAUNCHES = pa.map_(TEXT, INT)
+STAGE_ENDS = pa.list_(
+    pa.struct(
+        [
+            *((name, INT) for name in ("seq_len", "num_steps", "reserved_bytes", "compiled")),
+            ("compile_s", REAL),
+        ]
+    )
+)
+STAGE_TIMES = pa.list_(pa.struct([(name, REAL) for name in ("first_step_ms", "median_step_ms", "tokens_per_s")]))
 CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
 ENVIRONMENT = pa.struct(
     [
@@ -155,6 +164,13 @@ COLUMNS = (
         per="step", is_time=True, required=("arms",), positive=True),
     derived("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms", is_time=True),
     derived("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic",
+        is_time=True),
+    measured("stage_ends", STAGE_ENDS, "tokens, steps, bytes, -, s",
+        "stream: of each stage its length and steps, what torch's allocator has reserved at its end, the largest rank "
+        "(null: CPU), and how often and how long rank 0 compiled in its steps",
+        required=("stream",)),
+    derived("stage_times", STAGE_TIMES, "ms, ms, tokens/s",
+        "stream: of each stage its first step, the median of the others, and tokens/s of that median; max over ranks",
         is_time=True),
     # the collective workload: the method's primitive over message sizes
     measured("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks",
@@ -315,16 +331,16 @@ COLUMNS = (
     measured("timed_rel_error", TENSOR_ERRORS, "",
         "attention: output and dq of 64 rows that the last timed step returned",
         required=("attention",), since=5, unless=("one_rank",)),
-    measured("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps",
-        required=("parity",)),
-    measured("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute",
-        required=("parity",)),
-    measured("max_grad_norm_difference", REAL, "", "parity: largest relative difference of the gradient norm",
-        required=("parity",)),
-    measured("loss", pa.list_(REAL), "nats/token", "train_step and parity: loss of each step",
-        per="step", required=("train_step", "parity"), unless=("one_rank",)),
-    measured("grad_norm", pa.list_(REAL), "", "train_step and parity: global gradient norm of each step",
-        per="step", required=("train_step", "parity"), unless=("one_rank",)),
+    measured("max_nll_difference", REAL, "nats", "parity, stream: largest token-weighted NLL difference over the steps",
+        required=("parity", "stream")),
+    measured("mean_nll_difference", REAL, "nats", "parity, stream: mean over the steps of the same, absolute",
+        required=("parity", "stream")),
+    measured("max_grad_norm_difference", REAL, "", "parity, stream: largest relative difference of the gradient norm",
+        required=("parity", "stream")),
+    measured("loss", pa.list_(REAL), "nats/token", "train_step, parity, stream: loss of each step",
+        per="step", required=("train_step", "parity", "stream"), unless=("one_rank",)),
+    measured("grad_norm", pa.list_(REAL), "", "train_step, parity, stream: global gradient norm of each step",
+        per="step", required=("train_step", "parity", "stream"), unless=("one_rank",)),
     # provenance
     driver("started_at", TIME, "UTC", "when the attempt was launched"),
     driver("duration_s", REAL, "s", "launch to exit"),

@@ -63,9 +63,10 @@ EAGER = ModelCode()
 
 @dataclass
 class Stopwatch:
-    """Seconds that torch.compile has taken in this process."""
+    """Seconds that torch.compile has taken in this process, and how often it compiled."""
 
     seconds: float = 0.0
+    times: int = 0
     _started: list[float] = field(default_factory=list)
 
     def start(self, _: Any) -> None:
@@ -73,6 +74,7 @@ class Stopwatch:
 
     def stop(self, _: Any) -> None:
         self.seconds += time.perf_counter() - self._started.pop()
+        self.times += 1
 
 
 compiling = Stopwatch()

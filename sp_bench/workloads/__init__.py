@@ -3,6 +3,7 @@
 attention   one attention call, forward or forward and backward
 train_step  one optimizer step of a whole decoder
 parity      as train_step, and each step compared with training on one process
+stream      as parity, with a length of sequences that changes from stage to stage
 collective  one message of the method's primitive, at many sizes
 step, arms  (no workloads) one attention step; the same step without communication or without kernels
 

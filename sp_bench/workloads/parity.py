@@ -5,6 +5,7 @@ gradients of a wrong scale would train just as well.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -27,34 +28,53 @@ NOISE_FACTOR = 10
 MINIMUM_FALL = 0.5  # nats that the loss must fall: agreement says nothing about a model that does not learn
 
 
+class Mark(NamedTuple):
+    """Where a rank stands before its first step, and after each."""
+
+    compile_s: float  # until here, in this process
+    compiled: int  # how often
+    reserved_bytes: int | None  # by torch's allocator; None: CPU
+
+
 def run(job: Job) -> Measurement:
+    measurement, marks = trained(job, [job.config.seq_len] * (num_steps(job.config.workload) - 1))
+    measurement.columns["compile_s"] = compile_seconds(job.config, len(marks) - 3, [each.compile_s for each in marks])
+    return measurement
+
+
+def trained(job: Job, lengths: Sequence[int]) -> tuple[Measurement, list[Mark]]:
+    """Train on sequences of so many tokens in each step, and compare each with one process. Then the step whose bytes
+    are counted, at the trial's length. Returns a mark before the proof, before the first step and after each.
+
+    Raises:
+        Incorrect, CannotTell: as of `compare`.
+    """
     with host_memory() as memory:
-        return _run(job, memory)
+        return _trained(job, lengths, memory)
 
 
-def _run(job: Job, memory: HostMemory) -> Measurement:
+def _trained(job: Job, lengths: Sequence[int], memory: HostMemory) -> tuple[Measurement, list[Mark]]:
     config = job.config
     job.enter_phase("correctness")
     engine = engines.get(config.engine.name)
-    per_step, num_texts = config.num_sequences, num_steps(config.workload)
-    texts = [text.sequences(i * per_step, per_step, config.seq_len) for i in range(num_texts)]
-    num_compared = num_texts - 1  # all but the ledger's step
+    per_step, num_compared = config.num_sequences, len(lengths)  # all but the ledger's step
+    texts = [text.sequences(i * per_step, per_step, n) for i, n in enumerate([*lengths, config.seq_len])]
     dtype = train.stored_dtype(config.dtype)
     compared = [labelled(config, sequences) for sequences in texts[:num_compared]]
-    expected, _ = one_process.broadcast_steps(config, compared, dtype, job.device)
+    expected = one_process.broadcast_steps(config, compared, dtype, job.device)
     reordered = [sequences.flip(0) for sequences in compared]
     again = [
-        one_process.broadcast_steps(config, *others, job.device)[0]
+        one_process.broadcast_steps(config, *others, job.device)
         for others in ((reordered, dtype), (compared, torch.float64))
     ]
     release_memory(job.device)
     leftover = allocated_bytes(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
     clock = Clock(Schedule(config.workload), job.device, job.enter_phase, job.trace_to)
-    compile_s = [compiling.seconds]  # spent until here and until each tick
+    marks = [_mark(job.device)]
 
     def tick() -> bool:
-        compile_s.append(compiling.seconds)
+        marks.append(_mark(job.device))
         return clock.tick()
 
     results = engine.run(config, texts, job.mesh, job.device, tick, token_losses=0)
@@ -68,10 +88,14 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement.columns = {
         **compare(got, expected, again),
         **steps,
-        "compile_s": compile_seconds(config, num_texts - 1, compile_s),
         "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
-    return measurement
+    return measurement, marks
+
+
+def _mark(device: torch.device) -> Mark:
+    reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else None
+    return Mark(compiling.seconds, compiling.times, reserved)
 
 
 def compare(got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Tensor]) -> dict[str, float]:

@@ -27,6 +27,7 @@ PROOFS = {  # what ranks hand over of their correctness, by workload
     | dict.fromkeys(("full_update_error", "last_update_error"), _UPDATE)
     | {"full_loss_error": 1e-7, "line_error": 1e-3, "fall_error": 1e-4, "fall_budget": 1e-3},
     "parity": dict.fromkeys(("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference"), 1e-9),
+    "stream": dict.fromkeys(("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference"), 1e-9),
     "collective": {},
 }
 
@@ -43,6 +44,13 @@ def record_of(config: TrialConfig, step_ms: float = STEP_MS) -> dict[str, Any]:
         "attention": {},
         "train_step": trained,
         "parity": trained,
+        "stream": trained
+        | {
+            "stage_ends": [
+                {"seq_len": seq_len, "num_steps": steps, "reserved_bytes": None, "compiled": 0, "compile_s": 0.0}
+                for seq_len, steps in config.stages
+            ]
+        },
         "collective": {"curve": [{"message_bytes": size.sent_bytes, "ms": step_ms} for size in sizes]},
     }
     entry = {"phase": "forward", "op": "any", "calls": 1, "predicted_bytes": sent, "counted_bytes": sent}

@@ -39,7 +39,13 @@ def test_an_honest_record_becomes_a_row_with_what_follows_from_it(make_config, t
     columns = outcome.columns() | asked_for(config, plan.resolve(config))
     assert columns["median_step_ms"] == 1.5
     assert columns["step_ms"] == [1.5] * config.workload.timed_steps
-    if workload != "collective":
+    if workload == "stream":
+        assert columns["stage_times"] == [
+            {"first_step_ms": 1.5, "median_step_ms": 1.5, "tokens_per_s": pytest.approx(seq_len / 1.5e-3)}
+            for seq_len in (128, 256)
+        ]
+        assert columns["tokens_per_s"] is columns["window_tokens_per_s"] is columns["model_flops"] is None
+    elif workload != "collective":
         tokens = config.num_sequences * 256
         assert columns["tokens_per_s"] == columns["window_tokens_per_s"] == pytest.approx(tokens / 1.5e-3)
         assert columns["hardware_flops"] > columns["model_flops"] > 0
@@ -70,6 +76,7 @@ def shorter(name: str) -> Tamper:
 @pytest.mark.parametrize(
     ("tamper", "reason"),
     [
+        (set_to(stage_ends=[{"seq_len": 16, "num_steps": 1}]), r"stage_ends=\[\{'seq_len': 16.*; expected \[\], its"),
         (set_to(seq_len=1024), "seq_len=1024; expected no seq_len from a rank, since 2048 was asked for"),
         (set_to(config="{}"), r"config=\{\}; expected no config from a rank"),
         (set_to(padded_seq_len=1), "padded_seq_len=1; .* 2048 was asked for"),

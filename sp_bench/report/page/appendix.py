@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -16,6 +16,7 @@ from sp_bench.analysis.pattern_bytes import PatternBytes, pattern_bytes
 from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.statistics import Interval
 from sp_bench.analysis.time_parts import Attribution, Part, attributions
+from sp_bench.config.trial import COMPARED
 from sp_bench.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.hardware import public_value
 from sp_bench.report import held_tables
@@ -48,6 +49,7 @@ def appendix(cells: Sequence[Cell], numbers: Numbers) -> list[Table[Any]]:
         plain("Messages alone", "Bytes one rank sends off-rank a second.", MESSAGES, _of("collective", cells)),
         training(cells),
         parity(cells),
+        stages(cells),
         beside(cells),
         *held_tables.tables(cells),
         device(cells),
@@ -259,7 +261,39 @@ PARITY: tuple[Column[Cell], ...] = (
 
 
 def parity(cells: Sequence[Cell]) -> Table[Cell]:
-    return plain("Training parity, against one process", "", PARITY, _of("parity", cells))
+    found = [cell for workload in COMPARED for cell in _of(workload, cells)]
+    return plain("Training parity, against one process", "", PARITY, found)
+
+
+class Stage(NamedTuple):
+    """A stage of one row of `workload=stream`."""
+
+    cell: Cell
+    of: Mapping[str, Any]  # of the column `stage_ends`
+    times: Mapping[str, Any]  # of `stage_times`; empty: the row has no times
+
+
+STAGES: tuple[Column[Stage], ...] = (
+    Column("what", lambda stage: name(stage.cell)),
+    Column("tokens", lambda stage: whole(stage.of["seq_len"])),
+    Column("steps", lambda stage: whole(stage.of["num_steps"])),
+    Column("first step (ms)", lambda stage: stage.times.get("first_step_ms"), number),
+    Column("median of the others (ms)", lambda stage: stage.times.get("median_step_ms"), number),
+    Column("tokens/s", lambda stage: stage.times.get("tokens_per_s"), whole),
+    Column("reserved at its end", lambda stage: stage.of["reserved_bytes"], in_bytes),
+    Column("compiled, times", lambda stage: whole(stage.of["compiled"])),
+    Column("compiled, s", lambda stage: stage.of["compile_s"], number),
+)
+
+
+def stages(cells: Sequence[Cell]) -> Table[Stage]:
+    """The stages of each row, in their order."""
+    found = []
+    for cell in _of("stream", cells):
+        for row in cell.measured:
+            of, times = listed(row["stage_ends"]), listed(row["stage_times"])
+            found += [Stage(cell, each, times[place] if times else {}) for place, each in enumerate(of)]
+    return plain("Stage by stage", "One process, one model, one optimizer.", STAGES, found)
 
 
 def _states(cell: Cell) -> list[Mapping[str, Any]]:

@@ -1,0 +1,114 @@
+"""The stream workload: one training whose length changes from stage to stage, and what is refused."""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from ranks import run
+from trials import PARITY, TINY, job, row, trial
+
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.engines import fsdp2
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.workloads import stream
+
+STAGES = replace(PARITY, name="stream", stages="24x8,72x3")  # longer, then shorter again
+RING = MethodConfig("ring", "zigzag", dkv_dtype="input")
+SHORT = replace(STAGES, stages="24x2", timed_steps=3)
+
+
+def cases(world_size: int) -> list[TrialConfig]:
+    if world_size == 1:
+        return [trial(MethodConfig("single"), 1, workload=STAGES)]
+    if world_size == 2:
+        uneven = replace(STAGES, stages="24x9,45x2", micro_batches=2, loss_tile_tokens=7)
+        return [
+            trial(MethodConfig("ulysses"), 2, workload=replace(STAGES, activation_checkpointing="full")),
+            trial(RING, 2, workload=uneven, seq_len=47),
+        ]
+    return [
+        trial(RING, 3, workload=STAGES),
+        trial(MethodConfig("all_gather", "zigzag", dkv_dtype="input"), 3, workload=replace(STAGES, stages="25x9")),
+    ]
+
+
+def check_world(rank: int, world_size: int) -> None:
+    for config in cases(world_size):
+        found = row(config)
+        stages = config.stages
+        assert found["max_nll_difference"] <= 1e-5, config
+        if config.sp_size > 1:  # sums are in another order, so exactly 0 would be a training compared with itself
+            assert found["max_nll_difference"] > 0, config
+        assert [(each["seq_len"], each["num_steps"]) for each in found["stage_ends"]] == stages
+        assert all(each["compiled"] == 0 and each["reserved_bytes"] is None for each in found["stage_ends"])
+        assert len(found["loss"]) == len(found["step_ms"]) == sum(steps for _, steps in stages)
+        assert found["tokens_per_s"] is found["window_tokens_per_s"] is found["mfu"] is None
+        for (seq_len, steps), times in zip(stages, found["stage_times"], strict=True):
+            tokens = config.num_sequences * seq_len
+            assert times["first_step_ms"] in found["step_ms"], steps
+            assert times["tokens_per_s"] == pytest.approx(1e3 * tokens / times["median_step_ms"])
+    if world_size == 2:
+        check_a_training_that_does_not_go_on_is_refused()
+        check_a_stage_that_computes_at_another_length_is_refused()
+
+
+def check_a_training_that_does_not_go_on_is_refused() -> None:
+    """The optimizer forgets its moments as the length changes: the stage's first step is right, and its second is not.
+    The first stage has two steps, so that momentum is there."""
+    attend, lengths = fsdp2.Training.attend, []
+
+    def forgets(training, layers):
+        if lengths and lengths[-1] is not layers:
+            training.optimizer.state.clear()
+        lengths.append(layers)
+        attend(training, layers)
+
+    config = trial(MethodConfig("ulysses"), 2, workload=replace(SHORT, stages="24x2", timed_steps=4))
+    with patch.object(fsdp2.Training, "attend", forgets), pytest.raises(Incorrect, match="step 3 differs from one"):
+        stream.run(job(config))
+
+
+def check_a_stage_that_computes_at_another_length_is_refused() -> None:
+    """The ranks train on half of each sequence of the last stage."""
+    shard, config = fsdp2.train.shard_batches, trial(MethodConfig("ulysses"), 2, workload=SHORT)
+
+    def halves(config, texts, *others):
+        return shard(config, [text[:, :25] for text in texts], *others)
+
+    with patch.object(fsdp2.train, "shard_batches", halves), pytest.raises(Incorrect, match="step 2 differs from one"):
+        stream.run(job(config))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_steps_of_all_stages_agree_with_one_process(world_size: int) -> None:
+    run(world_size, check_world, world_size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stages": None}, "give stages such as 8192x20,32768x20 to workload=stream"),
+        ({"stages": "24"}, "write tokens of a sequence x steps of each stage"),
+        ({"stages": "24x0,48x2"}, "write tokens of a sequence x steps of each stage"),
+        ({"stages": "24x8,72x12"}, "20 of workload.stages=24x8,72x12 and the last; use 21 or more"),
+        ({"warmup_steps": 1}, "workload.warmup_steps=1: all steps are timed, 11 of"),
+        ({"optimizer": "adamw"}, "stream needs sgd, whose loss shows a wrong scale"),
+    ],
+)
+def test_stages_that_cannot_be_run_are_refused(fields, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(STAGES, **fields)
+
+
+def test_trials_whose_length_cannot_change_are_refused() -> None:
+    with pytest.raises(ConfigError, match="use 2 to 1073741824 tokens in each stage"):
+        trial(RING, 2, workload=replace(STAGES, stages="1x3"))
+    with pytest.raises(ConfigError, match="lengths change on engine=fsdp2 alone"):
+        trial(RING, 2, workload=STAGES, engine=EngineConfig("deepspeed"))
+    with pytest.raises(ConfigError, match="a model without windows"):
+        trial(RING, 2, workload=STAGES, model=replace(TINY, layers="window+full", window=8))
+    with pytest.raises(ConfigError, match="use float32 or float64"):
+        trial(RING, 2, workload=STAGES, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="to no other"):
+        replace(PARITY, stages="24x20")
