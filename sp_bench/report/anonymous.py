@@ -110,7 +110,7 @@ def _choices(kind: Any) -> set[str]:
 def _libraries(text: str, name: _Numbered) -> str:
     """name==version of the libraries that this package records; other names become numbers."""
     parts = [part.partition("==") for part in text.split()]
-    return " ".join(f"{library}{sep}{_public(version)}" if name.knows(library) else name(library)
+    return " ".join(f"{library}{sep}{_public(version)}" if library in (*PACKAGES, OWN_CODE) else name(library)
                     for library, sep, version in parts)  # fmt: skip
 
 

@@ -400,6 +400,7 @@ def one_row(tmp_path_factory: pytest.TempPathFactory) -> Selection:
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), min_size=8, max_size=60))
 @example("/home/alice/x")
+@example("000 step")  # a word of ours is no library, so nothing behind it is a version
 @settings(max_examples=50)
 def test_no_text_of_a_row_from_outside_is_in_anonymous_rows(one_row: Selection, text: str) -> None:
     text = f"x{text}"  # a number alone is no secret
