@@ -5,6 +5,7 @@ not have becomes a number. All later stages see only the result.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -31,7 +32,12 @@ ENVIRONMENT = ("python", "cpu_cores", "device_names", "driver", "cuda", "cudnn",
 OOM_SITES = ("torch", "nccl", "host")
 DEVICES = ("a100", "b200", "cpu", "h100", "h200")  # of conf/hardware
 ENGINES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
+# Of conf/model and conf/link, beside those that options name
+OTHERS = ("llama2_7b", "nodes_200g", "nodes_400g", "nodes_400g_short")
 PRIMITIVES = ("all_gather", "all_to_all", "send_recv", "none")
+# Of a link: `all_gather 8`, and bytes:microseconds as `0:60 1000000000:42165`
+LINK_OP = re.compile(r"(all_gather|all_to_all|reduce_scatter|send) \d+")
+LINK_TIMES = re.compile(r"\d+:\d+(\.\d+)?( \d+:\d+(\.\d+)?)*")
 
 
 def anonymous(selection: Selection) -> Selection:
@@ -81,13 +87,14 @@ class _Numbered:
 
     def knows(self, text: str) -> bool:
         is_numbers = text.replace(",", "").isdecimal()  # lengths of documents
-        return text in self._known or is_numbers or OF_PUBLIC_VALUES.fullmatch(text) is not None
+        is_ours = any(each.fullmatch(text) for each in (OF_PUBLIC_VALUES, LINK_OP, LINK_TIMES))
+        return text in self._known or is_numbers or is_ours
 
 
 def _known_words() -> set[str]:
     """The names of this package and the choices of its options."""
     named = [map(str, option.words) for option in BY_PATH.values() if isinstance(option.words, Mapping)]
-    known = {*PACKAGES, *DEVICES, *ENGINES, *PRIMITIVES, OWN_CODE, *_choices(TrialConfig), *BY_PATH}
+    known = {*PACKAGES, *DEVICES, *ENGINES, *OTHERS, *PRIMITIVES, OWN_CODE, *_choices(TrialConfig), *BY_PATH}
     return known.union(*named, *(path.split(".") for path in BY_PATH))
 
 
@@ -103,7 +110,7 @@ def _choices(kind: Any) -> set[str]:
 def _libraries(text: str, name: _Numbered) -> str:
     """name==version of the libraries that this package records; other names become numbers."""
     parts = [part.partition("==") for part in text.split()]
-    return " ".join(f"{library}{sep}{_public(version)}" if name.knows(library) else name(library)
+    return " ".join(f"{library}{sep}{_public(version)}" if library in (*PACKAGES, OWN_CODE) else name(library)
                     for library, sep, version in parts)  # fmt: skip
 
 
