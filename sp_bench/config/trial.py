@@ -804,7 +804,7 @@ class WorkloadConfig:
             raise ConfigError("workload.warmup_steps=0: the first of them records the CUDA graph; use 1 or more")
         if self.fit and not self.single_step:
             raise ConfigError("workload.fit=true asks of one step whether it fits; use workload.single_step=true too")
-        if self.model_code == "compiled" and self.warmup_steps == 0 and not self.single_step:
+        if self.model_code == "compiled" and self.warmup_steps == 0 and not self.single_step and self.stages is None:
             raise ConfigError("workload.warmup_steps=0: the first of them compiles the model's code; use 1 or more")
         if self.mlp_tile_tokens is not None and self.activation_checkpointing in ("none", "selective_mlp"):
             raise ConfigError(

@@ -112,3 +112,9 @@ def test_trials_whose_length_cannot_change_are_refused() -> None:
         trial(RING, 2, workload=STAGES, dtype="bfloat16")
     with pytest.raises(ConfigError, match="to no other"):
         replace(PARITY, stages="24x20")
+
+
+def test_a_stage_may_compile_in_its_first_step_which_is_timed_and_counted() -> None:
+    assert trial(RING, 2, workload=replace(STAGES, model_code="compiled")).stages == [(24, 8), (72, 3), (48, 9)]
+    with pytest.raises(ConfigError, match="the first of them compiles the model's code"):
+        replace(PARITY, model_code="compiled")
