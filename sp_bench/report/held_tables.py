@@ -9,7 +9,7 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs
 from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.formats import gib, number
-from sp_bench.report.published import beside_one_rank
+from sp_bench.report.published import Published, beside_one_rank, steps_like
 from sp_bench.report.table import Column, Table, plain, section
 
 ABOUT_GROUPS = (
@@ -32,7 +32,8 @@ ABOUT_SIGNS = (
 
 ABOUT_LINES = (
     "Steps of one real rank that ran with few layers; the line through two of them gives the step of all. Where the "
-    "whole step ran too, the last column has what the line says of it over what it was."
+    "whole step ran too, a column has what the line says of it over what it was. Published: steps of that model, "
+    "length and number of GPUs on H100s, with the options named there."
 )
 
 
@@ -103,6 +104,7 @@ LINES: tuple[Column[OverDepth], ...] = (
     Column("tokens/s/GPU", lambda of: of.tokens_per_s_per_gpu, number),
     Column("peak GiB", lambda of: of.peak_gib, gib),
     Column("over the whole step: time, peak", lambda of: of.check, lambda pair: "{:.3f}, {:.3f}".format(*pair)),
+    Column("published step (s)", lambda of: "; ".join(map(_published, steps_like(of.few))) or None),
 )
 
 
@@ -147,6 +149,11 @@ def _of_step(cell: Cell) -> list[str]:
 
 def _what(cell: Cell) -> str:
     return words.setting(cell)[0]
+
+
+def _published(of: Published) -> str:
+    method = words.METHODS[of.where["method"]]
+    return f"{of.value} ({of.source}: {method}, {of.stack.partition(', ')[2]})"
 
 
 def _beside(predicted: float, measured: float) -> str:
