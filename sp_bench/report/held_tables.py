@@ -22,7 +22,8 @@ ABOUT_GROUPS = (
 ABOUT_CELLS = (
     "Predicted over measured, beside the newest measured cell of equal options. Kernels and exposed messages are of "
     "the one step that was traced: time of attention and matrix products, and time in which messages run and no kernel "
-    "does. Older: the measured rows are of code whose messages overlapped in another way."
+    "does. Older: the measured rows are of code whose messages overlapped in another way. Clock and power: under load, "
+    "of one rank / of all (median)."
 )
 ABOUT_SIGNS = (
     "Time of the ring over that of Ulysses, where rows of all ranks have both beside each other. A sign is asked for "
@@ -75,6 +76,8 @@ CELLS: tuple[Column[Held], ...] = (
     Column("kernels", lambda of: of.kernels, "{:.3f}".format),
     Column("exposed in the trace (ms)", lambda of: of.traced_exposed_ms, lambda pair: _beside(*pair)),
     Column("peak", lambda of: of.peak, "{:.3f}".format),
+    Column("SM clock (MHz)", lambda of: of.device("sm_clock_mhz"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
+    Column("power (W)", lambda of: of.device("power_w"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
     Column("measured in", lambda of: _campaigns(of.measured) + ("" if of.is_like_code else ", older")),
 )
 
