@@ -77,6 +77,11 @@ class Held:
         ones, all_ranks = memory_gib(self.one), memory_gib(self.measured)
         return ones / all_ranks if ones and all_ranks else None
 
+    def device(self, what: str) -> tuple[float, float] | None:
+        """(one rank, all ranks): sm_clock_mhz or power_w under load, the median over ranks and replicates."""
+        ones, all_ranks = (_middle_state(cell, what) for cell in (self.one, self.measured))
+        return None if ones is None or all_ranks is None else (ones, all_ranks)
+
     @property
     def is_like_code(self) -> bool:
         """False: a change that moves its speed came between the two."""
@@ -210,6 +215,12 @@ def _traced_ms(cell: Cell, parts: Sequence[str], over_ranks: Callable[[Iterable[
     """Median over replicates of parts of the traced step; None where no row has the trace."""
     traces = [listed(row["kernel_ms"]) for row in cell.measured]
     known = [over_ranks([_sum(rank, parts) for rank in ranks]) for ranks in traces if ranks]
+    return median(known) if known else None
+
+
+def _middle_state(cell: Cell, what: str) -> float | None:
+    states = [state for row in cell.measured for state in listed(row["device_state"]) if state is not None]
+    known = [state[what] for state in states if state[what] is not None]
     return median(known) if known else None
 
 

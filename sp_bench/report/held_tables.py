@@ -9,7 +9,7 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs
 from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.formats import gib, number
-from sp_bench.report.published import beside_one_rank
+from sp_bench.report.published import Published, beside_one_rank, steps_like
 from sp_bench.report.table import Column, Table, plain, section
 
 ABOUT_GROUPS = (
@@ -22,7 +22,8 @@ ABOUT_GROUPS = (
 ABOUT_CELLS = (
     "Predicted over measured, beside the newest measured cell of equal options. Kernels and exposed messages are of "
     "the one step that was traced: time of attention and matrix products, and time in which messages run and no kernel "
-    "does. Older: the measured rows are of code whose messages overlapped in another way."
+    "does. Older: the measured rows are of code whose messages overlapped in another way. Clock and power: under load, "
+    "of one rank / of all (median)."
 )
 ABOUT_SIGNS = (
     "Time of the ring over that of Ulysses, where rows of all ranks have both beside each other. A sign is asked for "
@@ -32,7 +33,8 @@ ABOUT_SIGNS = (
 
 ABOUT_LINES = (
     "Steps of one real rank that ran with few layers; the line through two of them gives the step of all. Where the "
-    "whole step ran too, the last column has what the line says of it over what it was."
+    "whole step ran too, a column has what the line says of it over what it was. Published: steps of that model, "
+    "length and number of GPUs on H100s, with the options named there."
 )
 
 
@@ -74,6 +76,8 @@ CELLS: tuple[Column[Held], ...] = (
     Column("kernels", lambda of: of.kernels, "{:.3f}".format),
     Column("exposed in the trace (ms)", lambda of: of.traced_exposed_ms, lambda pair: _beside(*pair)),
     Column("peak", lambda of: of.peak, "{:.3f}".format),
+    Column("SM clock (MHz)", lambda of: of.device("sm_clock_mhz"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
+    Column("power (W)", lambda of: of.device("power_w"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
     Column("measured in", lambda of: _campaigns(of.measured) + ("" if of.is_like_code else ", older")),
 )
 
@@ -103,6 +107,7 @@ LINES: tuple[Column[OverDepth], ...] = (
     Column("tokens/s/GPU", lambda of: of.tokens_per_s_per_gpu, number),
     Column("peak GiB", lambda of: of.peak_gib, gib),
     Column("over the whole step: time, peak", lambda of: of.check, lambda pair: "{:.3f}, {:.3f}".format(*pair)),
+    Column("published step (s)", lambda of: "; ".join(map(_published, steps_like(of.few))) or None),
 )
 
 
@@ -147,6 +152,11 @@ def _of_step(cell: Cell) -> list[str]:
 
 def _what(cell: Cell) -> str:
     return words.setting(cell)[0]
+
+
+def _published(of: Published) -> str:
+    method = words.METHODS[of.where["method"]]
+    return f"{of.value} ({of.source}: {method}, {of.stack.partition(', ')[2]})"
 
 
 def _beside(predicted: float, measured: float) -> str:

@@ -61,6 +61,13 @@ class Published:
         return ", ".join(filter(None, (METRICS[self.metric][0], by, length, self.reading)))
 
 
+def steps_like(cell: Cell) -> list[Published]:
+    """Published steps of the cell's model, length and number of ranks, by whatever method and options."""
+    asked = cell.asked
+    of = {"model": asked["model"], "seq_len": asked["seq_len"], "sp_size": asked["sp_size"]}
+    return [each for each in figures() if each.metric == "step_s" and of.items() <= each.where.items()]
+
+
 @dataclass(frozen=True)
 class Beside:
     published: Published

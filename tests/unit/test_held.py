@@ -54,6 +54,27 @@ def test_a_slow_machine_is_scaled_away_by_the_step_without_messages():
     assert found.exposed_is_near
 
 
+def test_clocks_and_power_of_both_stand_beside_each_other():
+    def state(mhz, watts):
+        return {
+            "sm_clock_mhz": mhz,
+            "memory_clock_mhz": None,
+            "power_w": watts,
+            "temperature_c": None,
+            "throttle_reasons": None,
+        }
+
+    rows = [
+        one(device_state=[state(1600, 690.0)]),
+        measured(device_state=[state(1500, 700.0), None, state(1400, 680.0)]),
+    ]
+    (found,) = held(cells_of(rows))
+    assert found.device("sm_clock_mhz") == (1600, 1450)
+    assert "| 690 / 690 |" in held_tables.markdown(cells_of(rows))
+    (unknown,) = held(cells_of([one(device_state=[None]), measured()]))
+    assert unknown.device("power_w") is None
+
+
 @pytest.mark.parametrize(("started_at", "method", "like"), [(OLD, "ring", 0), (NEW, "ring", 1), (OLD, "ulysses", 1)])
 def test_a_median_is_of_like_code(started_at, method, like):
     ring = {"method": method, "ring_degree": 4 if method == "ring" else 1}

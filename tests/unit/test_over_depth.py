@@ -9,7 +9,7 @@ from sp_bench.analysis.over_depth import over_depth
 from sp_bench.analysis.settings import settings
 from sp_bench.report import held_tables
 from sp_bench.report.cards import cards
-from sp_bench.report.published import beside, beside_one_rank
+from sp_bench.report.published import beside, beside_one_rank, steps_like
 
 from .rows import cells_of, row
 
@@ -95,3 +95,11 @@ def test_a_ratio_is_within_the_error_that_rows_of_all_ranks_show():
     assert by_metric["step_s"].error == pytest.approx(0.05)
     assert by_metric["step_s"].is_within is False  # 0.947 of theirs
     assert by_metric["peak_memory_gb"].is_within is None
+
+
+def test_a_line_has_the_published_step_of_its_model_length_and_ranks_beside_it():
+    (line,) = over_depth(cells_of([step(2, 20_000.0, 12), step(4, 40_000.0, 14)]))
+    assert [(each.source, each.value) for each in steps_like(line.few)] == [("TRL #6846", 380)]
+    assert "380 (TRL #6846: all-gather," in held_tables.markdown([line.few, line.more])
+    (other,) = over_depth(cells_of([step(2, 20_000.0, 12, sp_size=4), step(4, 40_000.0, 14, sp_size=4)]))
+    assert steps_like(other.few) == []
