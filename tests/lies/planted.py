@@ -96,7 +96,7 @@ LIES = [
         "At the timed length",
         "the kernel returns the output of its first call, whatever its inputs are",
         ATTENTION,
-        "sampled rows at seq_len=96: relative error of output",
+        "the last timed step at seq_len=96: relative error of output",
         quick=True,
     ),
     Lie(
