@@ -91,7 +91,7 @@ def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
     grouped: dict[tuple[Any, ...], dict[int, Cell]] = {}
     for cell in cells:
         is_one_rank = not cell.all_ranks_were_there and not cell.waits_for_the_host
-        if cell.ok and is_one_rank and cell.asked["workload"] == "train_step":
+        if cell.ok and is_one_rank and cell.asked["workload"] == "train_step" and cell.asked["num_layers"]:
             place = (cell.pool, link(cell.options), *cell.but("model.num_layers"))
             grouped.setdefault(place, {})[cell.asked["num_layers"]] = cell
     found = []

@@ -19,7 +19,7 @@ from pyarrow import compute
 from sp_bench import hardware
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO, COMPARED, TRAINING
+from sp_bench.config.trial import AUTO, COMPARED
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.rows import store
 from sp_bench.rows.names import config_leaves
@@ -250,8 +250,7 @@ def _config(row: _Row) -> Iterator[str]:
 
 
 def _options(row: _Row) -> Iterator[str]:
-    names = _OF_ALL if row["workload"] == "collective" else _OF_ALL + _OF_LENGTHS
-    for name in (*names, "num_layers") if row["workload"] in TRAINING else names:
+    for name in _OF_ALL if row["workload"] == "collective" else _OF_ALL + _OF_LENGTHS:
         value = row[name]
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value < 1):
             yield f"{name}={value} of an ok row"

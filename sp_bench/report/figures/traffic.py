@@ -44,9 +44,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         for cell in setting.cells:
             if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell) and not cell.asked["sends"]:
                 key = tuple(cell.asked[name] for name in SHAPE)
-                # the closed form needs all of them; values are as wide as keys unless the row says otherwise
-                if all(cell.asked[name] is not None for name in SHAPE if name != "v_head_dim"):
-                    found.setdefault(key, []).append(cell)
+                found.setdefault(key, []).append(cell)
     both = {key[:-1] for key in found if key[-1] != "forward"}  # a panel of the forward alone would repeat them
     shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
     if not shown:
