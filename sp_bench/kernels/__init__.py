@@ -151,6 +151,15 @@ def sides(window: Window | None) -> dict[str, int]:
     return {} if window is None else {"window_size_left": window.left, "window_size_right": window.right}
 
 
+def seen(window: Window, q: "torch.Tensor", k: "torch.Tensor") -> "torch.Tensor":
+    """Which of the keys k [B,Sk,Hkv,D] each query of q [B,Sq,Hq,D] sees: bool [Sq,Sk], for kernels that take a mask."""
+    import torch
+
+    place = k.shape[1] - q.shape[1]  # the last query and the last key lie side by side
+    every = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+    return every.triu(place - window.left).tril(place + window.right)
+
+
 Launches = Mapping[str, int]  # name of a CUDA kernel, or of an operation of torch -> how often it ran
 
 

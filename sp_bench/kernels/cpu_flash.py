@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
-from sp_bench.kernels import even_values_reason
+from sp_bench.kernels import even_values_reason, seen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,8 @@ def _bias(q: "Tensor", k: "Tensor", window: Window | None) -> "Tensor | None":
 
     if window is None:
         return None
-    place = k.shape[1] - q.shape[1]  # the last query and the last key lie side by side
-    seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(place - window.left).tril(place + window.right)
-    return torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, float("-inf"))
+    hidden = ~seen(window, q, k)
+    return torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, float("-inf"))
 
 
 def forward(

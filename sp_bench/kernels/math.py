@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
+from sp_bench.kernels import seen
 
 if TYPE_CHECKING:
     import torch
@@ -49,11 +50,7 @@ def _scores(
         of_token = torch.arange(len(documents), device=q.device).repeat_interleave(lengths)
         scores = scores.masked_fill(of_token[:, None] != of_token, float("-inf"))
     if window is not None:
-        # Sk - Sq: the last query and the last key lie side by side
-        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
-        place = k.shape[1] - q.shape[1]
-        seen = seen.triu(place - window.left).tril(place + window.right)
-        scores = scores.masked_fill(~seen, float("-inf"))
+        scores = scores.masked_fill(~seen(window, q, k), float("-inf"))
     return scores
 
 

@@ -16,8 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
+from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.windows import Window
 from sp_bench.hardware import package_versions
 from sp_bench.kernels import math
@@ -155,3 +157,42 @@ def check_ring_flash_attn_is_wrong(rank: int) -> None:
 @needs("ring-flash-attn")
 def test_ring_flash_attn_does_not_shift_the_window_from_block_to_block() -> None:
     run(2, check_ring_flash_attn_is_wrong)
+
+
+def check_torch_context_parallel(rank: int) -> None:
+    """Its functions for the fused kernels refuse a mask, in which a window would go in. On FlexAttention it gathers all
+    keys, and masks them right, on zigzag shards and on contiguous ones. Only the forward runs on CPUs."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as library
+    from torch.nn.attention.flex_attention import flex_attention
+
+    mesh, length, window = init_device_mesh("cpu", (2,)), 512, 100  # its blocks are of 128 tokens
+    q, k, v = torch.randn(3, 1, 4, length, 16, generator=torch.Generator().manual_seed(0))
+    ahead = torch.arange(length)[:, None] - torch.arange(length)
+    seen = (ahead >= 0) & (ahead < window)
+    for fused in (
+        library._scaled_dot_product_ring_efficient_attention,
+        library._scaled_dot_product_ring_cudnn_attention,
+    ):
+        with pytest.raises(NotImplementedError, match="attn_bias is not supported yet"):
+            fused(mesh, q, k, v, attn_bias=seen.to(q.dtype))
+
+    class Attention(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, block_mask: Any) -> Any:
+            return flex_attention(q, k, v, block_mask=block_mask)
+
+    attention = Attention()
+    library._ContextParallel(2, library._ContextParallel.AttentionType.FLEX)._apply(attention, mesh)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    for balanced, kind in ((False, "contiguous"), (True, "zigzag")):
+        mine = SequenceLayout(kind, 2).global_positions(rank, length)
+        with mock.patch.object(library._cp_options, "enable_load_balance", balanced), torch.no_grad():
+            mask = library._create_cp_block_mask(
+                lambda b, h, i, j: (i >= j) & (i - j < window), 1, 1, length, length, mesh
+            )
+            got = attention(*(x[:, :, mine] for x in (q, k, v)), mask)
+        assert relative(got, want[:, :, mine]) < SAME, kind
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_torchs_context_parallelism_refuses_masks_but_on_flex_attention() -> None:
+    run(2, check_torch_context_parallel)
