@@ -132,8 +132,15 @@ def flops(config: TrialConfig, padded_len: int) -> Columns:
         if backward:
             model, hardware_ = 3 * model, hardware_ * (1 + flash_backward(computed.head_dim, computed.value_dim))
         model += projection_flops(MethodConfig("single"), asked_for, 1, [0], backward=backward)
-        hardware_ += projection_flops(config.method, computed, config.sp_size, range(config.sp_size), backward=backward)
+        hardware_ += _projections(config)
     return {"model_flops": float(model), "hardware_flops": float(hardware_)}
+
+
+def _projections(config: TrialConfig) -> int:
+    """FLOPs of the up-projections of latents of all ranks, in attention alone."""
+    ranks, backward = range(config.sp_size), config.workload.pass_kind == "forward_backward"
+    shape = config.attention_shape(config.seq_len)
+    return projection_flops(config.method, shape, config.sp_size, ranks, backward=backward)
 
 
 def _utilisation(
@@ -142,7 +149,7 @@ def _utilisation(
     seconds = row["median_step_ms"] / 1e3
     found: Columns = {"share_of_limit": limit_ms and max(limit_ms) / row["median_step_ms"]}
     if config.workload.name == "attention":
-        found["attention_flops_per_s"] = row["hardware_flops"] / seconds
+        found["attention_flops_per_s"] = (row["hardware_flops"] - _projections(config)) / seconds
     if device_name and (peak := hardware.peak_flops(device_name, config.dtype)):
         of_all = seconds * config.world_size * peak
         found |= {"mfu": row["model_flops"] / of_all, "hfu": row["hardware_flops"] / of_all}

@@ -306,8 +306,10 @@ def _times(row: _Row) -> Iterator[str]:
         if row["window_tokens_per_s"] is not None:
             yield from _differs(row, "window_tokens_per_s", 1e3 * tokens * len(step_ms) / max(window_ms))
     yield from _attribution(row, median_ms)
-    if row["attention_flops_per_s"] is not None:
+    if (rate := row["attention_flops_per_s"]) is not None and row["kv_lora_rank"] is None:
         yield from _differs(row, "attention_flops_per_s", row["hardware_flops"] / seconds)
+    elif rate is not None and not rate <= (1 + 1e-9) * row["hardware_flops"] / seconds:
+        yield "attention_flops_per_s is above hardware_flops, which has the up-projections of latents too"
     if row["mfu"] is not None or row["hfu"] is not None:
         peak = hardware.peak_flops(row.device_name, row["dtype"])
         of_all = seconds * world * (peak or math.nan)

@@ -6,12 +6,13 @@ from typing import Literal
 
 import pytest
 
-from sp_bench import kernels
+from sp_bench import kernels, methods
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import OF_METHODS, attention_forward_flops, flash_backward
 from sp_bench.costs.work import projected_tokens, projection_flops
 from sp_bench.driver import plan
+from sp_bench.driver.derived import flops
 from sp_bench.kernels import flash_attn_4
 
 V3 = AttentionShape(
@@ -108,3 +109,16 @@ def test_kernels_of_hopper_take_deepseeks_heads_or_say_that_they_do_not(name, ta
     assert (reason is None) is takes, reason
     other = kernels.get(name).unsupported_reason(replace(V3, v_head_dim=64), "cuda")
     assert "not head_dim=192 with v_head_dim=64; use kernel=math" in str(other)
+
+
+@pytest.mark.parametrize("method", ["ulysses", "ring", "all_gather"])
+def test_hardware_flops_are_those_of_the_kernel_and_of_the_up_projections(make_config, method):
+    sends = {} if method == "ulysses" else {"method__sends": "latent"}
+    config = make_config(model="deepseek_v2_lite", kernel="math", method=method, sp_size=4, seq_len=4096, **sends)
+    found, work = flops(config, 4096), methods.expected_work(config, 4096, 0)
+    assert work.attention_flops is not None
+    assert work.matmul_flops is not None
+    assert found["hardware_flops"] == work.attention_flops + work.matmul_flops["float32"]
+    own = projection_flops(MethodConfig("ulysses"), config.attention_shape(4096), 4, range(4), backward=True)
+    assert found["model_flops"] == 3 * attention_forward_flops(config.attention_shape(4096)) + own
+    assert (work.matmul_flops["float32"] == own) is (method == "ulysses")
