@@ -89,7 +89,8 @@ PASSES_ON = ("rows", "look", "report", "cli", "cli.py", "api.py")  # but for fil
 HAS_A_REASON = {
     *("rows/names.py", "rows/row.py"),  # what old rows mean
     *("look/doctor.py", "look/methods_table.py", "look/pack.py"),
-    *("rows/consistency.py", "api.py", "cli/documents.py"),  # what a row repeats, what names a place of `ratios`, and pages
+    *("rows/consistency.py", "api.py"),  # what a row repeats, and what names a place of `ratios`
+    "cli/documents.py",  # a page's tables of memory
     *("report/cards.py", "report/packed_gate.py", "report/published.py", "report/link_file.py"),
     *(
         "report/figures/steps.py",
