@@ -27,6 +27,8 @@ from sp_bench.analysis.ratios import times
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import APART, Difference, Setting, settings
 from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import OF_METHODS
 from sp_bench.formats import GIB, MISSING, counted, whole
 from sp_bench.report import answers, campaigns, held_tables
 from sp_bench.report.findings import findings
@@ -113,7 +115,7 @@ class Rows:
             "one_rank_error",
             "bandwidth",
         )
-        plain = (require, evidence, grade, ms, gib, mfu, span, whole)
+        plain = (require, evidence, grade, ms, sent_mib, gib, mfu, span, whole)
         made = {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain}
         made |= {name: partial(self._of_cells, helper) for name, helper in self.more.items()}
         return made | {"pair_of": Pair}
@@ -254,6 +256,15 @@ def evidence(*found: Difference | Cell) -> str:
 
 def ms(cell: Cell) -> str:
     return whole(cell.median_step_ms)
+
+
+def sent_mib(method: str, layout: Any, ranks: int, window: int | None, heads: tuple[int, int, int]) -> str:
+    """MiB that the busiest rank sends in one layer's attention, forward and backward, over 131,072 tokens in bfloat16,
+    by closed form. heads: query heads, KV heads and head size."""
+    shape = AttentionShape(1, 131072, *heads, True, "bfloat16", window=window)
+    sent = OF_METHODS[method](MethodConfig(method, layout, dkv_dtype="input"), shape, ranks)
+    mib = float(sum(sent.values())) / 2**20
+    return f"{mib:.2g}" if mib < 100 else whole(mib)
 
 
 def gib(cell: Cell) -> str:
