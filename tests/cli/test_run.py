@@ -203,7 +203,7 @@ def test_a_python_that_cannot_start_ranks_is_named_and_not_the_folder_of_results
     monkeypatch.setattr(sys, "executable", str(python))
     code, _, err = console(capfd, "run", *SINGLE, "--no-report")
     assert code == 2
-    assert f"{python} cannot be started as rank 0: Permission denied; see that {python} runs" in err
+    assert f"{python} cannot be started as rank 0: Permission denied; check that {python} can be executed" in err
     assert "cannot write" not in err
     assert list(store.committed(tmp_path / "results" / "default")) == []
 

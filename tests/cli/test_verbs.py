@@ -202,10 +202,11 @@ def test_doctor_measures_each_device_and_each_pair_and_fails_where_one_is_named(
     code, printed, errors = console(capfd, "doctor", "--gpus", "--json", *ON_CPUS)
     found = json.loads(printed)
     assert code == (1 if found["wrong"] else 0), errors  # a busy machine may have a slow rank
-    assert [device["name"] for device in found["devices"]] == ["rank 0", "rank 1"]
+    host = socket.gethostname()
+    assert [device["name"] for device in found["devices"]] == [f"rank 0 of {host}", f"rank 1 of {host}"]
     assert all(device["products_flops_per_s"] > 0 for device in found["devices"])
     (pair,) = found["pair_bytes_per_s"]
-    assert pair["devices"] == ["rank 0", "rank 1"]
+    assert pair["devices"] == [f"rank 0 of {host}", f"rank 1 of {host}"]
     assert pair["bytes_per_s"] > 0
 
 
@@ -214,15 +215,17 @@ def test_doctor_names_the_device_whose_rank_fails(capfd):
     code, printed, _ = console(capfd, "doctor", "--gpus", *words, "kernel=cudnn")
     assert code == 1
     assert "failed in attention: NotImplementedError: Could not run" in printed
-    assert f", on {socket.gethostname()}" in printed
+    assert f" of {socket.gethostname()}: failed" in printed
 
 
 def test_doctor_names_a_slow_device_and_ends_with_1(capfd, monkeypatch):
-    devices = tuple(health.Device(f"GPU {i}", rate, 5e14, {}) for i, rate in enumerate((7e14, 7e14, 5e14)))
-    monkeypatch.setattr(health, "measure", lambda config, say: health.Health("node7", devices))
+    devices = tuple(
+        health.Device(f"GPU {i} of node7", rate, 5e14, {}, "node7") for i, rate in enumerate((7e14, 7e14, 5e14))
+    )
+    monkeypatch.setattr(health, "measure", lambda config, folder, say: health.Health("node7", devices))
     code, printed, _ = console(capfd, "doctor", "--gpus", *ON_CPUS)
     assert code == 1
-    assert "slow or limited: GPU 2: 500 TFLOP/s, 29% below 700 in matrix products, on node7" in printed
+    assert "slow or limited: GPU 2 of node7: 500 TFLOP/s, 29% below 700 in matrix products" in printed
 
 
 @pytest.mark.skipif(hardware.gpus() is not None, reason="this machine has GPUs")
