@@ -102,7 +102,8 @@ def check_all_gather(rank: int) -> None:
     stride = {"layout": "zigzag", "dkv_dtype": "input"}
     whole, groups = (held_queries(MethodConfig("all_gather", **stride, head_stride=n), shape) for n in (None, 2))
     assert [len(sizes) for sizes in groups.values()] == [4 * 4 - (rank == 0) * 4] * 2
-    assert max(groups["forward"]) < max(whole["forward"]) / 1.4, (whole, groups)
+    # later groups hold the output too, which is one; whole, its only kernels run before there is one
+    assert max(groups["forward"]) < (max(whole["forward"]) + 1) / 1.5, (whole, groups)
     assert max(groups["backward"]) < max(whole["backward"]) - 2, (whole, groups)
     kernels_a_group = len(groups["backward"]) // 4
     as_groups_begin = groups["backward"][kernels_a_group::kernels_a_group]

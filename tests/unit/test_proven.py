@@ -49,7 +49,7 @@ def test_a_record_under_another_key_or_too_large_or_a_link_is_not_believed(recor
     assert problem(tmp_path).endswith(f"that of another key, {record.name}")
     other.rename(record)
     record.write_text(record.read_text() + " " * plain_file.MAX_BYTES)
-    assert "at most 67,108,864" in problem(tmp_path)
+    assert "67,109,128 bytes; at most 67,108,864" in problem(tmp_path)
     proofs.write(PROOF, tmp_path)
     record.rename(tmp_path / "elsewhere")
     record.symlink_to(tmp_path / "elsewhere")
