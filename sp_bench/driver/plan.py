@@ -1,6 +1,5 @@
 """From trial configs to trials: identity, validity and order. Pure; no torch, no files, no processes."""
 
-import hashlib
 import math
 import random
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from sp_bench.costs import links, memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
 from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
+from sp_bench.rows import names
 from sp_bench.rows.row import Resolved
 
 MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
@@ -35,16 +35,8 @@ class Trial:
     unsupported_reason: str | None
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 def cell_id(config: TrialConfig) -> str:
-    return _digest(canonical(config))
-
-
-def trial_id(cell: str, replicate: int) -> str:
-    return _digest(f"{cell}/{replicate}")
+    return names.cell_id(canonical(config))
 
 
 def unsupported_reason(
@@ -358,5 +350,5 @@ def plan(
         block.sort(key=lambda cell: process_key(cells[cell][0]))  # stable: random within each process group
         for cell in block:
             config, reason = cells[cell]
-            trials.append(Trial(config, cell, trial_id(cell, replicate), replicate, len(trials), reason))
+            trials.append(Trial(config, cell, names.trial_id(cell, replicate), replicate, len(trials), reason))
     return trials

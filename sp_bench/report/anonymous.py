@@ -20,7 +20,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.formats import counted
 from sp_bench.hardware import OF_PUBLIC_VALUES, PACKAGES
 from sp_bench.rows import store
-from sp_bench.rows.names import OWN_CODE, config_leaves
+from sp_bench.rows.names import OWN_CODE, cell_id, config_leaves, trial_id
 from sp_bench.rows.schema import SCHEMA
 
 LEFT_OUT = "(left out)"
@@ -38,6 +38,9 @@ PRIMITIVES = ("all_gather", "all_to_all", "send_recv", "none")
 # Of a link: `all_gather 8`, and bytes:microseconds as `0:60 1000000000:42165`
 LINK_OP = re.compile(r"(all_gather|all_to_all|reduce_scatter|send) \d+")
 LINK_TIMES = re.compile(r"\d+:\d+(\.\d+)?( \d+:\d+(\.\d+)?)*")
+
+
+PROOF = re.compile(r"(_proofs/)?[0-9a-f]+(-[0-9a-f]+)+(\.json)?")  # beside its campaign: of ids
 
 
 def anonymous(selection: Selection) -> Selection:
@@ -58,7 +61,12 @@ def anonymous(selection: Selection) -> Selection:
     rows["primitive"] = [
         "+".join(map(name, value.split("+"))) if isinstance(value, str) else value for value in rows["primitive"]
     ]
-    rows["config"] = [_config(value, name) for value in rows["config"]]
+    configs, rows["config"] = list(rows["config"]), [_config(value, name) for value in rows["config"]]
+    # An id that is the hash of a config confirms a guess of what is hidden there. So it becomes that of the hidden one.
+    for at, before, after in zip(rows.index, configs, rows["config"], strict=True):
+        if after != before and isinstance(after, str) and rows.at[at, "cell_id"] == cell_id(before):
+            rows.at[at, "cell_id"] = cell = cell_id(after)
+            rows.at[at, "trial_id"] = trial_id(cell, rows.at[at, "replicate"])
     rows["environment"] = [_environment(value) for value in rows["environment"]]
     rows["node_environments"] = [
         [_environment(each) for each in nodes] if isinstance(nodes, Iterable) else None
@@ -119,10 +127,10 @@ def _public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _proof(text: str, campaign: _Numbered) -> str:
-    """campaign 1/_proofs/... The rest is made of ids."""
+def _proof(text: str, campaign: _Numbered) -> str | None:
+    """campaign 1/_proofs/..., of ids alone; None if it has anything else."""
     folder, slash, rest = text.partition("/")
-    return campaign(folder) + slash + rest
+    return campaign(folder) + slash + rest if PROOF.fullmatch(rest) else None
 
 
 def _config(text: Any, name: _Numbered) -> str | None:

@@ -4,7 +4,6 @@ A row that does not is no evidence: somebody edited it, or what wrote it was wro
 A rule holds for all rows that were ever committed, unless it says from which schema version on.
 """
 
-import hashlib
 import math
 import statistics
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from sp_bench.config.parsing import shown
 from sp_bench.config.trial import AUTO, COMPARED
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.rows import store
-from sp_bench.rows.names import config_leaves
+from sp_bench.rows.names import cell_id, config_leaves, trial_id
 from sp_bench.rows.schema import COLUMNS, SCHEMA, SCHEMA_VERSION
 from sp_bench.rows.store import IDENTITY, RowName
 
@@ -81,8 +80,8 @@ def copies(trial_ids: Sequence[str], cells: Sequence[Hashable], started_at: Sequ
     two launches do: such a row is a copy under another name."""
     first: dict[Hashable, str] = {}
     places = []
-    for i, (trial_id, cell, start) in enumerate(zip(trial_ids, cells, started_at, strict=True)):
-        if start is not None and first.setdefault((cell, start), trial_id) != trial_id:
+    for i, (trial, cell, start) in enumerate(zip(trial_ids, cells, started_at, strict=True)):
+        if start is not None and first.setdefault((cell, start), trial) != trial:
             places.append(i)
     return places
 
@@ -234,13 +233,9 @@ def _identity(row: _Row) -> Iterator[str]:
     """From the stored text of the config: parsed again, it would get the defaults of options that came later."""
     if row["config"] is None:  # no trial came of it
         return
-    cell_id = _hash(row["config"])
-    yield from _differs(row, "cell_id", cell_id)
-    yield from _differs(row, "trial_id", _hash(f"{cell_id}/{row['replicate']}"))
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    cell = cell_id(row["config"])
+    yield from _differs(row, "cell_id", cell)
+    yield from _differs(row, "trial_id", trial_id(cell, row["replicate"]))
 
 
 def _config(row: _Row) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Terminal and report share this and make words of it, each its own.
 """
 
+import hashlib
 import json
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,6 +16,19 @@ OWN_CODE = "sp_bench"  # the implementation of our own methods
 
 Key = TypeVar("Key", bound=Hashable)
 Values = Mapping[str, Any]  # path of an option, as it is overridden -> its value
+
+
+def cell_id(config: str) -> str:
+    """12 hex digits of a config's stored text."""
+    return _digest(config)
+
+
+def trial_id(cell: str, replicate: int) -> str:
+    return _digest(f"{cell}/{replicate}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def config_values(config: TrialConfig) -> dict[str, Any]:

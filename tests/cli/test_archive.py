@@ -98,7 +98,8 @@ def test_equal_rows_give_equal_bytes(capfd, tmp_path):
 def test_an_anonymous_archive_has_rows_that_measure_the_same_and_name_nobody(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parameter = {"parameter": "alice.weight", "error": 0.1, "budget": 0.2}
-    secret = {"campaign": "alices", "proof": "alices/_proofs/x", "full_update_error": parameter, "git_sha": "a" * 40}
+    proof = "_proofs/0123abcd-89abcdef.json"
+    secret = {"campaign": "alices", "proof": f"alices/{proof}", "full_update_error": parameter, "git_sha": "a" * 40}
     secret |= {"environment": ENVIRONMENT | {"hostname": "alicebox", "device_uuids": ["GPU-alice"]}}
     folder = commit([row(**secret), row(method="ulysses", median_ms=5.0, **secret)], tmp_path / "alices")
     assert console(capfd, "archive", "alices", "--out", "blind.zip", "--anonymous")[0] == 0
@@ -114,8 +115,23 @@ def test_an_anonymous_archive_has_rows_that_measure_the_same_and_name_nobody(cap
     told = str(pq.read_table("there/rows/campaign 1/packed.parquet").to_pylist())
     assert "alice" in str(pq.read_table(next(folder.glob("*.parquet"))).to_pylist())
     assert "alice" not in told
-    assert "campaign 1/_proofs/x" in told
+    assert f"campaign 1/{proof}" in told
     assert "a" * 40 not in told
+
+
+def test_a_hidden_name_of_a_config_is_in_no_id_of_an_anonymous_archive_and_its_rows_are_read(
+    capfd, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [row(model="alice_8b", proof="alices/home/alice/x", replicate=n) for n in range(2)]
+    folder = commit(rows, tmp_path / "alices")
+    assert console(capfd, "archive", "alices", "--out", "blind.zip", "--anonymous")[0] == 0
+    with zipfile.ZipFile("blind.zip") as archive:
+        archive.extractall("there")
+    hidden, plain = (sp_bench.load(each) for each in (tmp_path / "there" / "rows" / "campaign 1", folder))
+    assert len(hidden) == len(plain) == 2
+    assert not {*hidden["cell_id"], *hidden["trial_id"]} & {*plain["cell_id"], *plain["trial_id"]}
+    assert "alice" not in str(pq.read_table("there/rows/campaign 1/packed.parquet").to_pylist())
 
 
 def test_an_archive_that_would_lack_a_row_is_refused(campaign, capfd, tmp_path):

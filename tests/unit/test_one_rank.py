@@ -12,7 +12,7 @@ from sp_bench.config.trial import LinkConfig, TrialConfig
 from sp_bench.costs.links import MessageTime, curve_problem, message_time
 from sp_bench.driver import overrides, plan, proofs, sweep
 from sp_bench.driver.overrides import conf_folder
-from sp_bench.rows import store
+from sp_bench.rows import names, store
 from sp_bench.rows.row import asked_for
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -124,7 +124,7 @@ def test_no_link_takes_no_time_and_an_unknown_collective_is_an_error():
 
 
 def row_of(config: TrialConfig, folder: Path, status: str = "ok") -> None:
-    identity = {"trial_id": plan.trial_id(plan.cell_id(config), 0), "env_id": "01234567", "attempt": 0}
+    identity = {"trial_id": names.trial_id(plan.cell_id(config), 0), "env_id": "01234567", "attempt": 0}
     reason = None if status == "ok" else "of this test"
     store.write({"status": status, "reason": reason} | identity | asked_for(config, plan.resolve(config)), folder / "c")
 
@@ -147,7 +147,7 @@ def test_an_ok_row_of_real_ranks_with_equal_options_is_a_proof(make_config, tmp_
     assert "sp-bench run method=ring kernel=cpu_flash" in reason
     row_of(proof := make_config(sp_size=4, method="ring", seq_len=4096), tmp_path)
     assert proofs.missing_reason(one, tmp_path) is None
-    assert proofs.find(one, tmp_path) == f"c/{plan.trial_id(plan.cell_id(proof), 0)}-01234567"
+    assert proofs.find(one, tmp_path) == f"c/{names.trial_id(plan.cell_id(proof), 0)}-01234567"
 
 
 @pytest.mark.parametrize("name", ["one_rank_held", "one_rank_map"])

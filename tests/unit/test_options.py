@@ -16,7 +16,7 @@ from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import plan
 from sp_bench.driver.overrides import conf_folder
-from sp_bench.rows import schema, store
+from sp_bench.rows import names, schema, store
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Its rows are older than workload.attribution, which identities say since.
@@ -34,7 +34,7 @@ def test_committed_rows_keep_their_identity(folder):
         if folder != BEFORE_ATTRIBUTION:
             assert plan.canonical(config) == row["config"]
             assert plan.cell_id(config) == cell
-        assert (row["cell_id"], row["trial_id"]) == (cell, plan.trial_id(cell, row["replicate"]))
+        assert (row["cell_id"], row["trial_id"]) == (cell, names.trial_id(cell, row["replicate"]))
 
 
 def test_a_default_of_a_later_option_leaves_the_identity_as_it_was(make_config):
@@ -46,8 +46,8 @@ def test_a_default_of_a_later_option_leaves_the_identity_as_it_was(make_config):
 
 def test_each_option_is_explained_and_each_column_is_declared_once():
     assert all(option.doc for option in OPTIONS)
-    names = [column.name for column in schema.COLUMNS]
-    assert len(names) == len(set(names))
+    columns = [column.name for column in schema.COLUMNS]
+    assert len(columns) == len(set(columns))
     declared = {option.column: option for option in OPTIONS if option.column}
     assert {c.name: c.doc for c in schema.COLUMNS if c.name in declared} == {n: o.doc for n, o in declared.items()}
 
