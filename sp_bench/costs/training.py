@@ -5,10 +5,12 @@ N * R ranks in all. A step is an optimizer step with all its micro-batches.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 from math import prod
+from statistics import median
 
 from sp_bench.config.trial import ELEMENT_BYTES, ModelConfig, TrialConfig
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, add_traffic, attention_forward_flops, scale_traffic
@@ -337,3 +339,17 @@ def sent_again(config: TrialConfig, attention: Traffic) -> Traffic:
     elif checkpointing != "full":
         forward = {}
     return {("recompute", op): size for op, size in forward.items()}
+
+
+def stage_times(
+    stages: Sequence[tuple[int, int]], num_sequences: int, step_ms: Sequence[float]
+) -> list[dict[str, float | None]]:
+    """Of each stage the first step's ms, the median of the others, and the tokens/s of that; None where there is one
+    step. stages: (tokens of a sequence, steps)."""
+    found, steps = [], iter(step_ms)
+    for seq_len, number in stages:
+        first, *others = islice(steps, number)
+        middle = median(others) if others else None
+        rate = middle and 1e3 * num_sequences * seq_len / middle
+        found.append({"first_step_ms": first, "median_step_ms": middle, "tokens_per_s": rate})
+    return found

@@ -6,7 +6,6 @@ The driver computes them, once. Ranks hand over samples, and no number that is m
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from sp_bench import hardware, methods
@@ -84,7 +83,7 @@ def _times(config: TrialConfig, record: Record) -> Columns:
     if config.workload.name == "collective":
         return row  # messages are not tokens
     if config.workload.stages is not None:  # no step stands for the others
-        return row | {"stage_times": _stage_times(config, step_ms)}
+        return row | {"stage_times": training_costs.stage_times(config.stages, config.num_sequences, step_ms)}
     tokens = config.num_sequences * config.seq_len
     tokens_per_s = 1e3 * tokens / row["median_step_ms"]
     return row | {
@@ -92,16 +91,6 @@ def _times(config: TrialConfig, record: Record) -> Columns:
         "tokens_per_s_per_gpu": tokens_per_s / config.world_size,
         "window_tokens_per_s": 1e3 * tokens * len(step_ms) / max(record["window_ms"]),
     }
-
-
-def _stage_times(config: TrialConfig, step_ms: Sequence[float]) -> list[dict[str, float | None]]:
-    found, steps = [], iter(step_ms)
-    for seq_len, number in config.stages:
-        first, *others = islice(steps, number)
-        median = statistics.median(others) if others else None
-        rate = median and 1e3 * config.num_sequences * seq_len / median
-        found.append({"first_step_ms": first, "median_step_ms": median, "tokens_per_s": rate})
-    return found
 
 
 def _attribution(record: Record, median_ms: float) -> Columns:

@@ -20,6 +20,7 @@ from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import AUTO, COMPARED
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
+from sp_bench.costs.training import stage_times
 from sp_bench.rows import store
 from sp_bench.rows.names import cell_id, config_leaves, trial_id
 from sp_bench.rows.schema import COLUMNS, SCHEMA, SCHEMA_VERSION
@@ -300,6 +301,8 @@ def _times(row: _Row) -> Iterator[str]:
         yield from _differs(row, "tokens_per_s_per_gpu", tokens / seconds / world)
         if row["window_tokens_per_s"] is not None:
             yield from _differs(row, "window_tokens_per_s", 1e3 * tokens * len(step_ms) / max(window_ms))
+    if row["workload"] == "stream":
+        yield from _stages(row, step_ms)
     yield from _attribution(row, median_ms)
     if (rate := row["attention_flops_per_s"]) is not None and row["kv_lora_rank"] is None:
         yield from _differs(row, "attention_flops_per_s", row["hardware_flops"] / seconds)
@@ -317,6 +320,18 @@ def _times(row: _Row) -> Iterator[str]:
         wanted += flags_of_leftover(row["leftover_bytes"], row["peak_allocated_bytes"])
         if missing := sorted(set(wanted) - set(row["flags"] or [])):
             yield f"flags lack {', '.join(missing)}, which its samples ask for"
+
+
+def _stages(row: _Row, step_ms: Sequence[float]) -> Iterator[str]:
+    stages = [(each["seq_len"], each["num_steps"]) for each in row["stage_ends"]]
+    earlier = ",".join(f"{seq_len}x{number}" for seq_len, number in stages[:-1])
+    if earlier != row["stages"] or stages[-1] != (row["seq_len"], len(step_ms) - sum(n for _, n in stages[:-1])):
+        yield f"stage_ends is of stages {stages}; expected {row['stages']}, then {row['seq_len']} tokens"
+    elif row["stage_times"] != stage_times(stages, _num_sequences(row), step_ms):
+        yield "stage_times is not what step_ms says of the stages"
+    for name in ("tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s"):
+        if row[name] is not None:
+            yield f"{name} of a stream, of whose steps none stands for the others"
 
 
 def _attribution(row: _Row, median_ms: float) -> Iterator[str]:

@@ -85,6 +85,27 @@ def test_a_flag_that_the_samples_ask_for_cannot_be_taken_away():
     assert found == {0: "flags lack bimodal, transient, which its samples ask for"}
 
 
+def test_times_of_stages_are_those_of_the_steps():
+    ends = [{"seq_len": n, "num_steps": k, "compiled": 0} for n, k in ((128, 2), (256, 4))]
+    times = [
+        {"first_step_ms": 10.0, "median_step_ms": 2.0, "tokens_per_s": 64_000.0},
+        {"first_step_ms": 8.0, "median_step_ms": 4.0, "tokens_per_s": 64_000.0},
+    ]
+    rates = dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s"))
+    steps = [10.0, 2.0, 8.0, 4.0, 4.0, 4.0]
+    stream = {"workload": "stream", "pass_kind": "step", "seq_len": 256, "stages": "128x2", "warmup_steps": 0}
+    stream |= {"step_ms": steps, "median_ms": 4.0, "flags": ["transient", "window_disagrees"]}
+    right = row(**stream, stage_ends=ends, stage_times=times, schema_version=store.SCHEMA_VERSION, **rates)
+    edits = [{}, {"stage_times": [times[0] | {"tokens_per_s": 128_000.0}, times[1]]}, {"tokens_per_s": 1.0}]
+    edits.append({"stage_ends": [ends[1], ends[0]]})
+    found = consistency.breaches(pa.Table.from_pylist([right | edit for edit in edits], schema=store.SCHEMA))
+    assert found == {
+        1: "stage_times is not what step_ms says of the stages",
+        2: "tokens_per_s of a stream, of whose steps none stands for the others",
+        3: "stage_ends is of stages [(256, 4), (128, 2)]; expected 128x2, then 256 tokens",
+    }
+
+
 ONE_RANK = RESULTS / "h200x1_one_rank_held"
 
 
