@@ -17,7 +17,7 @@ MULTIPLE = 16  # lengths are rounded to it
 MAX_DOCUMENTS = 1024  # of a pack: the proof at the timed length samples the last token of each
 Packing = Literal["none", "fixed", "lognormal", "file"]
 MAX_FILE_BYTES = 2**20
-HEAD = r"[\"']?[A-Za-z][\w .()-]*[\"']?"  # the first line of a file that names its column
+HEAD = r"[A-Za-z][\w .()-]*"  # the first line of a file that names its column
 
 
 @cache
@@ -116,7 +116,7 @@ def from_file(path: Path, most: int | None = MAX_DOCUMENTS) -> tuple[int, ...]:
         text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{said} cannot be read: {shown(error)}") from None
-    lines = re.sub(r"#.*|^\s*- ", " ", text, flags=re.MULTILINE).strip().splitlines()
+    lines = re.sub(r"#.*|^---\s*$|^\s*-\s|[\"']", " ", text, flags=re.MULTILINE).strip().splitlines()
     below = " ".join(lines[1:] if len(lines) > 1 and re.fullmatch(HEAD, lines[0].strip()) else lines).strip()
     if below.startswith("[") and below.endswith("]"):
         below = below[1:-1]

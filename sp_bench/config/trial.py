@@ -454,6 +454,10 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs")
+        if self.v_head_dim == self.head_dim:
+            raise ConfigError(
+                f"model.v_head_dim={self.v_head_dim} is model.head_dim, which values have anyway; use null"
+            )
         self._check_latent()
 
     def _check_latent(self) -> None:

@@ -230,6 +230,11 @@ def _uneven_reason(config: TrialConfig) -> str | None:
     options = f"world=one_rank with method.layout={layout.kind}"
     if layout.kind in ("contiguous", "striped"):
         return f"{options}: a causal mask gives the ranks different work, and one rank stands for all; use zigzag"
+    if config.method.name == "ring" and config.method.sends == "latent" and config.real_place != 0:
+        return (
+            f"{options}, real_rank={config.real_rank}: of latents that travel the first rank projects up most, and the "
+            "slowest rank stands for all; use real_rank=null"
+        )
     if shape.documents and len(set(causal_pairs_of_ranks(layout, shape.documents))) > 1:
         return (
             f"{options}: the packed documents give the ranks different work, and one rank stands for all; use "

@@ -257,10 +257,11 @@ def works_of(config: TrialConfig, degrees: tuple[int, int], links: Links) -> dic
 
 
 def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> Candidate:
-    links, works = links_of(fit, cluster), works_of(config, degrees, links_of(fit, cluster))
+    links = links_of(fit, cluster)
+    works = works_of(config, degrees, links)
     parameters = links.ms(training.sharding_traffic(config), 1, cluster.gpus)
     ms = max(step_ms(config, works, fit.rates), sum(parameters.values()))
-    over_network = cluster.gpus > cluster.gpus_per_node and config.sp_size > cluster.gpus_per_node
+    over_network = config.sp_size > cluster.gpus_per_node  # then there are several nodes
     return Candidate(
         config,
         degrees,

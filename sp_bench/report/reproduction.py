@@ -46,9 +46,10 @@ def _hardware(rows: pd.DataFrame) -> str:
 
 def _tolerance(rows: pd.DataFrame) -> str:
     cells: dict[str, list[float]] = {}
-    for cell_id, status, ms in zip(rows["cell_id"], rows["status"], rows["median_step_ms"], strict=True):
+    cell_ids = rows["cell_id"].fillna(rows["trial_id"])  # old rows have none
+    for cell, code, status, ms in zip(cell_ids, rows["core_id"], rows["status"], rows["median_step_ms"], strict=True):
         if status == "ok" and not pd.isna(ms):
-            cells.setdefault(cell_id, []).append(ms)
+            cells.setdefault(f"{cell} {code}", []).append(ms)
     spans = [max(each) / min(each) - 1 for each in cells.values() if len(each) > 1]
     if not spans:
         return "each cell has one replicate, so none is known"

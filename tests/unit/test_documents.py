@@ -78,7 +78,16 @@ def test_a_document_is_no_longer_than_half_however_widely_lengths_are_drawn():
     assert max(lengths) == 32_768
 
 
-@pytest.mark.parametrize("text", ["16\n32 64,48\n", "[16, 32, 64, 48]", "- 16 # short\n- 32\n- 64\n- 48\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "16\n32 64,48\n",
+        "[16, 32, 64, 48]",
+        "- 16 # short\n- 32\n- 64\n- 48\n",
+        "---\n-\n  16\n- '32'\n- 64\n- 48\n",
+        '"tokens"\n"16"\n"32"\n"64"\n"48"\n',
+    ],
+)
 def test_a_file_of_lengths_is_a_yaml_list_or_plain_numbers(tmp_path, text):
     (tmp_path / "lens").write_text(text)
     assert from_file(tmp_path / "lens") == (16, 32, 64, 48)

@@ -70,6 +70,7 @@ def test_cells_without_latents_keep_their_ids_and_each_option_makes_another(make
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"model__v_head_dim": 16}, "values have anyway; use null"),
         ({"model__kv_lora_rank": 8}, "a latent has both parts; use both, or neither"),
         ({"model__kv_lora_rank": 8, "model__qk_rope_head_dim": 16}, "use less than model.head_dim=16"),
         ({"model__kv_lora_rank": 8, "model__qk_rope_head_dim": 4}, "use model.num_kv_heads=8, not 2"),
@@ -122,3 +123,10 @@ def test_hardware_flops_are_those_of_the_kernel_and_of_the_up_projections(make_c
     own = projection_flops(MethodConfig("ulysses"), config.attention_shape(4096), 4, range(4), backward=True)
     assert found["model_flops"] == 3 * attention_forward_flops(config.attention_shape(4096)) + own
     assert (work.matmul_flops["float32"] == own) is (method == "ulysses")
+
+
+def test_the_rank_that_projects_up_most_stands_for_all_of_a_ring_of_latents(make_config):
+    ring = {"model": "deepseek_v2_lite", "kernel": "math", "method": "ring", "method__sends": "latent", "sp_size": 4}
+    reasons = [plan.unsupported_reason(make_config(world="one_rank", real_rank=n, **ring), None) for n in (None, 0, 3)]
+    assert reasons[:2] == [None, None]
+    assert "real_rank=3: of latents that travel the first rank projects up most" in reasons[2]
