@@ -13,7 +13,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver import overrides, sweep
 from sp_bench.formats import GIB, whole
-from sp_bench.predict import advice, projection
+from sp_bench.predict import advice, projection, streams
 
 HARDWARE = "h200"
 
@@ -81,4 +81,18 @@ def peaks(cells: Sequence[Cell], engine: str, but: tuple[str, str] | None = None
     return Peaks(*map(sorted, zip(*found, strict=True)))
 
 
-HELPERS = {each.__name__: each for each in (fit, num_longer, decision_map, longest_projected, host_gib, peaks)}
+def policies(
+    _: Sequence[Cell], of: projection.Fit, lengths: str, gpus: int
+) -> dict[tuple[str, int | None], streams.Policy]:
+    """(policy, GPUs of a document) -> what `project --lengths` prints for Qwen3-8B at 131,072 tokens a GPU."""
+    words = [f"hardware={HARDWARE}", f"kernel={of.fastest_kernel}", f"fabric={of.fabric}", "model=qwen3_8b"]
+    words += ["seq_len=131072", "workload=train_step", "workload.loss_tile_tokens=2048"]
+    words += ["method=ulysses", "sp_size=2", "dtype=bfloat16"]
+    ((config,), _settings) = sweep.configs(overrides.read_arguments(words))
+    cluster = advice.Cluster(gpus, 8, 45.0, of.memory_gib or 0.0)
+    return {(each.policy, each.sp_size): each for each in streams.policies(of, config, cluster, lengths, ("full",))}
+
+
+HELPERS = {
+    each.__name__: each for each in (fit, num_longer, decision_map, longest_projected, host_gib, peaks, policies)
+}

@@ -4,7 +4,8 @@ from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
 BRIEF = (
-    "Bold: decided. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one pair, doubtful or older code."
+    "Empty: not measured. Bold: decided. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one pair, "
+    "doubtful or older code."
 )
 LEGEND = (
     "Bold: decided by an interval without a doubt. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one "
