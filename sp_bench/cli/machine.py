@@ -16,7 +16,9 @@ from sp_bench.config.parsing import ConfigError, shown
 def doctor(
     context: typer.Context,
     curves: Annotated[bool, typer.Option("--curves", help="Measure latency and bandwidth of each fabric")] = False,
-    gpus: Annotated[bool, typer.Option("--gpus", help="Measure each GPU and each pair; 1 if one is slow")] = False,
+    gpus: Annotated[
+        bool, typer.Option("--gpus", help="Measure each GPU and each pair; exit code 1 if one is slow")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what this machine has: devices, libraries, and which kernels and methods run here or why not.

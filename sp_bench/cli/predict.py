@@ -21,7 +21,7 @@ Kernel = Annotated[
     str | None, typer.Option(help="Whose rows say how fast attention is; default: the fastest that rows have")
 ]
 
-Hardware = Annotated[str, typer.Option(help="Whose rows say how fast it is; speeds of others are not predicted")]
+Hardware = Annotated[str, typer.Option(help="GPU whose rows say how fast it is; speeds of others are not predicted")]
 
 Node = Annotated[int, typer.Option(min=1, help="GPUs of a node")]
 

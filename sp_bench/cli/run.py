@@ -12,7 +12,7 @@ import typer
 from sp_bench.cli.options import FAILURES, AsJson, ConfigDir, FailOn, Price, exit_if_failed, listed_statuses
 from sp_bench.config.parsing import ConfigError
 
-NoReport = Annotated[bool, typer.Option("--no-report", help="Leave the report as it is, which takes seconds to draw")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Do not draw the report anew, which takes seconds")]
 
 LogTo = Annotated[
     str | None,

@@ -121,7 +121,7 @@ class MethodConfig:
     dkv_dtype: Annotated[
         Literal["input", "float32"] | None,
         Declared(
-            "dK/dV travel in: input (the trial's dtype) | float32; null: no option of ours, or an old library row",
+            "dK/dV travel in: input (the trial's dtype) | float32; null: the library decides, or the row is old",
             of=ATTENTION,
             words={"input": "", "float32": "dK/dV in fp32"},
         ),
