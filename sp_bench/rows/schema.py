@@ -143,7 +143,7 @@ COLUMNS = (
     asked("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
     asked("config", TEXT, "JSON", "the whole trial config, canonical"),
     # time
-    derived("step_ms", pa.list_(REAL), "ms", "per step, the largest rank_step_ms of all ranks", per="step", is_time=True),
+    derived("step_ms", pa.list_(REAL), "ms", "per step, the largest of rank_step_ms", per="step", is_time=True),
     measured("rank_step_ms", PER_RANK_STEP, "ms", "per rank, per step",
         per="rank", is_time=True, required=("any",), positive=True),
     measured("window_ms", pa.list_(REAL), "ms", "per rank, wall clock around all timed steps",
