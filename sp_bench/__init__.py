@@ -1,11 +1,14 @@
 """sp_bench: Ulysses sequence parallelism against Ring Attention, proven right before it is timed."""
 
-from collections.abc import Iterable
+import os
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # a Ctrl-C is a traceback until `__main__` begins, after this file: `typing` alone takes 10 ms
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import Any
+
     import pandas
 
 __version__ = "0.1.0"
@@ -24,7 +27,7 @@ def load(paths: "str | Path | Iterable[str | Path]") -> "pandas.DataFrame":
         ValueError: no folders.
     """
     # imported by name: ranks import this file, and readers of rows must not count as their code
-    return import_module("sp_bench.rows.frame").load([paths] if isinstance(paths, str | Path) else list(paths))
+    return import_module("sp_bench.rows.frame").load(_listed(paths))
 
 
 # Words are command-line arguments: `sp_bench.run("method=ring,ulysses", "sp_size=2")`. Refusals are ConfigErrors, which
@@ -61,8 +64,7 @@ def ratios(paths: "str | Path | Iterable[str | Path]", slow: str, fast: str) -> 
         OSError: a folder is missing or cannot be read.
         ValueError: no folders.
     """
-    folders = [paths] if isinstance(paths, str | Path) else list(paths)
-    return import_module("sp_bench.api").ratios(folders, slow, fast)
+    return import_module("sp_bench.api").ratios(_listed(paths), slow, fast)
 
 
 def compare(a: "str | Path", b: "str | Path") -> "dict[str, Any]":
@@ -72,3 +74,7 @@ def compare(a: "str | Path", b: "str | Path") -> "dict[str, Any]":
         ValueError: a folder without rows, or two without a common cell.
     """
     return import_module("sp_bench.api").compare(a, b)
+
+
+def _listed(paths: "str | Path | Iterable[str | Path]") -> "list[str | Path]":
+    return [paths] if isinstance(paths, str | os.PathLike) else list(paths)

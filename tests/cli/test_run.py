@@ -175,8 +175,18 @@ def test_ctrl_c_ends_the_running_trial_says_what_is_left_and_leaves_nothing_behi
     assert list((folder / "_work").glob("claims/*")) == []
 
 
-@pytest.mark.parametrize(("imported", "code"), [("typer", -signal.SIGINT), ("hydra", 130)])
-def test_ctrl_c_before_a_run_has_begun_is_no_traceback(tmp_path, imported, code):
+@pytest.mark.parametrize(
+    ("imported", "words"),
+    [
+        ("sp_bench.cli", ["run", *SINGLE]),
+        ("typer", ["run", *SINGLE]),
+        ("rich.markup", ["status"]),
+        ("typer.rich_utils", ["status"]),  # words an error, outside of what hears a Ctrl-C
+        ("pyarrow", ["status", "."]),
+        ("hydra", ["run", *SINGLE]),
+    ],
+)
+def test_ctrl_c_while_a_command_imports_is_one_line(tmp_path, imported, words):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -187,13 +197,40 @@ def test_ctrl_c_before_a_run_has_begun_is_no_traceback(tmp_path, imported, code)
         "sys.meta_path.insert(0, Interrupts)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "sp_bench", "run", *SINGLE],
+        [sys.executable, "-m", "sp_bench", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
     )
-    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sp-bench: interrupted\n")
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6])
+def test_ctrl_c_at_any_time_is_one_line(tmp_path, delay_s):
+    script = (
+        "import os, signal\n"
+        "from sp_bench.__main__ import main\n"
+        "heard_by = signal.getsignal\n"
+        "signal.getsignal = lambda number: os.write(1, b'.') and heard_by(number)\n"  # its first call
+        "main()\n"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", script, "status", "."],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    assert os.read(command.stdout.fileno(), 1) == b"."
+    time.sleep(delay_s)
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    if errors:
+        assert (command.returncode, errors) == (130, b"sp-bench: interrupted\n")
+    else:  # it had ended, or all but the process
+        assert command.returncode in (0, -signal.SIGINT)
 
 
 def test_a_python_that_cannot_start_ranks_is_named_and_not_the_folder_of_results(tmp_path, monkeypatch, capfd):
