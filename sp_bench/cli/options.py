@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.driver.settings import require_price
 
 SHOWN = 20  # skipped files that are named
 FAILED = 1  # exit code when --fail-on finds something
@@ -21,7 +22,10 @@ FailOn = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
 
-Price = Annotated[float | None, typer.Option(min=0.0, help="Of a GPU-hour, in any currency: show what it costs")]
+Price = Annotated[
+    float | None,
+    typer.Option(callback=require_price, help="Of a GPU-hour, in any currency: show what it costs"),
+]
 
 ConfigDir = Annotated[
     list[Path] | None,

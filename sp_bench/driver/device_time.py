@@ -1,8 +1,8 @@
 """Estimates how long trials keep GPUs busy, so that `plan` shows whether a sweep fits the time one has. Pure.
 
-It rests on rows of trials of the same kind, and where there are none on the constants below. With these, 46 of 51
-committed GPU campaigns took half to twice as long as estimated. Shares of the peak differ by kernel and length, and
-trials that compile take longer.
+It rests on rows of trials of the same kind, and where there are none on the constants below. What is beside the steps
+was estimated for each of 111 committed GPU campaigns from the others: 81 took half to twice as long, and 18 longer.
+Shares of the peak differ by kernel and length.
 """
 
 import math
@@ -19,15 +19,25 @@ from sp_bench.driver.derived import flops
 # needed. The best share refuses trials, and must refuse none that would have ended in time.
 LIKELY_SHARE = 0.4  # the median of committed rows is 0.41 for attention and 0.52 for steps of fsdp2
 BEST_SHARE = 0.6  # of a step of minutes, nearly all attention, on the fastest kernel here
-# Seconds beside the steps, in fresh processes and in a warm group: about the medians of committed rows, of trials that
-# prove themselves and of those that rely on a kept proof.
+# Seconds beside the steps, in fresh processes or with new code to compile, and in a warm group: about the medians of
+# committed rows, of trials that prove themselves and of those that rely on a kept proof.
 BESIDE_S = {"attention": (20, 3), "fsdp2": (40, 12), "other engines": (60, 36)}
 BESIDE_RELYING_S = {"attention": (12, 2), "fsdp2": (23, 5), "other engines": (26, 26)}
 # 3: the step that the ledger counts, the proof at the timed length, and the arms
 OTHER_STEPS = 3
 COLUMNS = (
-    *("status", "hardware", "engine", "isolation", "evidence", "proof", "duration_s"),
-    *("hfu", "window_ms", "median_step_ms", "warmup_steps", "single_step"),
+    *("status", "campaign", "started_at", "method", "kernel", "model", "world_size", "hardware", "engine", "isolation"),
+    *(
+        "evidence",
+        "proof",
+        "duration_s",
+        "phase_s",
+        "hfu",
+        "window_ms",
+        "median_step_ms",
+        "warmup_steps",
+        "single_step",
+    ),
 )  # what `measured` needs of a row
 
 
@@ -55,6 +65,7 @@ class Kind(NamedTuple):
     isolation: str
     world: str
     relies: bool  # on the proof of an earlier trial
+    first: bool  # of its campaign with this code: it starts processes, or compiles
 
 
 class Rates(NamedTuple):
@@ -64,32 +75,57 @@ class Rates(NamedTuple):
     beside_s: float  # seconds beside the steps
 
 
-def kind(config: TrialConfig, *, relies: bool) -> Kind:
-    engine = config.engine.name if config.workload.name in TRAINING else None
-    return Kind(config.hardware.name, engine, config.isolation, config.world, relies)
+def kind(config: TrialConfig, *, relies: bool, first: bool) -> Kind:
+    return Kind(config.hardware.name, _engine(config), config.isolation, config.world, relies, first)
+
+
+def _engine(config: TrialConfig) -> str | None:
+    return config.engine.name if config.workload.name in TRAINING else None
+
+
+def firsts(configs: Iterable[TrialConfig]) -> list[bool]:
+    """Which of these trials, in the order in which they run, are the first with their code."""
+    of_each = [(c.method.name, c.kernel.name, c.model.name, c.world_size, _engine(c), c.world) for c in configs]
+    return _firsts(of_each)
+
+
+def _firsts(codes: Iterable[tuple[Any, ...]]) -> list[bool]:
+    seen: set[tuple[Any, ...]] = set()
+    return [not (code in seen or seen.add(code)) for code in codes]
 
 
 def measured(rows: Iterable[Mapping[str, Any]]) -> dict[Kind, Rates]:
-    """The rates of each kind among rows, which need COLUMNS: the median share, and the mean of what is beside. Rows
-    without all of these numbers do not count."""
-    found: dict[Kind, list[Rates]] = defaultdict(list)
-    for row in rows:
-        needed = [row[name] for name in ("hfu", "duration_s", "median_step_ms", "warmup_steps")]
-        needed += row["window_ms"] or [None]
-        if row["status"] != "ok" or not all(number is not None and math.isfinite(number) for number in needed):
-            continue
-        if row["hfu"] <= 0:
-            continue
-        other_steps = row["warmup_steps"] + (0 if row["single_step"] else OTHER_STEPS)
-        steps_s = (max(row["window_ms"]) + other_steps * row["median_step_ms"]) / 1e3
+    """The rates of each kind among rows, which need COLUMNS: the median share, and the mean of what is beside. A row
+    without times, as of ranks that share a GPU, has no share, and all but its phase `measure` is beside."""
+    ended = [row for row in rows if row["status"] == "ok" and _finite(row["duration_s"])]
+    ended.sort(key=lambda row: row["started_at"])
+    codes = ("campaign", "method", "kernel", "model", "world_size", "engine", "evidence")
+    shares: dict[Kind, list[float]] = defaultdict(list)
+    beside: dict[Kind, list[float]] = defaultdict(list)
+    for row, first in zip(ended, _firsts(tuple(row[name] for name in codes) for row in ended), strict=True):
         world = "one_rank" if row["evidence"] == "one_rank" else "ranks"
         relies = world == "ranks" and row["proof"] is not None
-        each = Kind(row["hardware"], row["engine"], row["isolation"], world, relies)
-        found[each].append(Rates(row["hfu"], max(row["duration_s"] - steps_s, 0.0)))
+        each = Kind(row["hardware"], row["engine"], row["isolation"], world, relies, first)
+        if _finite(row["hfu"]) and row["hfu"] > 0:
+            shares[each].append(row["hfu"])
+        beside[each].append(max(row["duration_s"] - _steps_s(row), 0.0))
     return {
-        each: Rates(statistics.median(r.share for r in rates), statistics.mean(r.beside_s for r in rates))
-        for each, rates in found.items()
+        each: Rates(statistics.median(shares[each] or [LIKELY_SHARE]), statistics.mean(seconds))
+        for each, seconds in beside.items()
     }
+
+
+def _steps_s(row: Mapping[str, Any]) -> float:
+    """Seconds that a trial spent in steps."""
+    window_ms, median_ms = row["window_ms"] or (), row["median_step_ms"]
+    if not window_ms or not _finite(*window_ms, median_ms, row["warmup_steps"]):
+        return dict(row["phase_s"] or ()).get("measure", 0.0)
+    other_steps = row["warmup_steps"] + (0 if row["single_step"] else OTHER_STEPS)
+    return (max(window_ms) + other_steps * median_ms) / 1e3
+
+
+def _finite(*numbers: float | None) -> bool:
+    return all(number is not None and math.isfinite(number) for number in numbers)
 
 
 class TrialTime(NamedTuple):
@@ -100,14 +136,19 @@ class TrialTime(NamedTuple):
 
 
 def trial_time(
-    config: TrialConfig, device_name: str | None, *, relies: bool = False, known: Mapping[Kind, Rates] | None = None
+    config: TrialConfig,
+    device_name: str | None,
+    *,
+    relies: bool = False,
+    first: bool = False,
+    known: Mapping[Kind, Rates] | None = None,
 ) -> TrialTime | None:
-    """None as for `step_s`. known: of `measured`."""
+    """None as for `step_s`. first: of `firsts`. known: of `measured`."""
     workload = config.workload
     table = BESIDE_RELYING_S if relies else BESIDE_S
     fresh, warm = table.get("attention" if workload.name == "attention" else config.engine.name, table["other engines"])
-    guess = Rates(LIKELY_SHARE, warm if config.isolation == "group" else fresh)
-    share, beside_s = (known or {}).get(kind(config, relies=relies), guess)
+    guess = Rates(LIKELY_SHARE, warm if config.isolation == "group" and not first else fresh)
+    share, beside_s = (known or {}).get(kind(config, relies=relies, first=first), guess)
     if (one_step_s := step_s(config, device_name, share)) is None:
         return None
     timed_steps = workload.num_timed_steps(1e3 * one_step_s)

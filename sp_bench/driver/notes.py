@@ -186,9 +186,13 @@ def _device_time(
     known = device_time.measured(_rows(Path(settings.results_root))) if asks else {}
     times = (
         device_time.trial_time(
-            trial.config, machine.device_name, relies=proven.is_likely(trial, settings.proof), known=known
+            trial.config,
+            machine.device_name,
+            relies=proven.is_likely(trial, settings.proof),
+            first=first,
+            known=known,
         )
-        for trial in runnable
+        for trial, first in zip(runnable, device_time.firsts(trial.config for trial in runnable), strict=True)
     )
     estimated = [(trial.config, time) for trial, time in zip(runnable, times, strict=True) if time is not None]
     listed = [time for _, time in estimated]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from sp_bench.config.parsing import require_path, require_plain_name, require_positive
+from sp_bench.config.parsing import ConfigError, require_path, require_plain_name, require_positive
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,13 @@ class SearchConfig:
         require_positive(self, "resolution", "max_probes", "start", "longest")
 
 
+def require_price(price: float | None) -> float | None:
+    """`price` as it is. Refuses a GPU-hour that costs nothing."""
+    if price is not None and not price > 0:
+        raise ConfigError(f"price={price:g} must be positive; leave it out, and no cost is shown")
+    return price
+
+
 @dataclass(frozen=True)
 class CampaignConfig:
     """The settings of one campaign."""
@@ -55,7 +62,8 @@ class CampaignConfig:
     search: SearchConfig = field(default_factory=lambda: SearchConfig(0.02, 16, None, None))
 
     def __post_init__(self) -> None:
-        require_positive(self, "replicates", "max_attempts", "max_points", "price")
+        require_positive(self, "replicates", "max_attempts", "max_points")
+        require_price(self.price)
         require_plain_name(self, "campaign")
         require_path(self, "results_root")
         if self.proofs is not None:

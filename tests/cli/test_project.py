@@ -75,6 +75,11 @@ def test_measuring_runs_three_methods_as_one_real_rank_and_says_why_it_cannot(ca
     assert {"world=one_rank", "link=nvlink", "method=ulysses", "sp_size=4", "campaign=advised"} <= set(ran[0])
 
 
+@pytest.mark.parametrize("words", [["advise", "--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536"], ["plan"]])
+def test_a_price_is_positive(capfd, words):
+    assert "price=0 must be positive" in refusal(capfd, *words, "--price", "0")
+
+
 def test_advice_for_two_nodes_is_measured_on_two_nodes(capfd):
     _, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "16", "--seq-len", "65536")
     words = out.splitlines()[-1].split()

@@ -1,5 +1,7 @@
 """How long trials keep GPUs busy: by rows of the same kind, else by constants."""
 
+from dataclasses import replace
+
 import pytest
 
 from sp_bench.driver import device_time, plan, proven
@@ -16,7 +18,14 @@ def row(**changed):
         "isolation": "group",
         "evidence": "measured",
         "proof": None,
+        "campaign": "c",
+        "started_at": 0,
+        "method": "ring",
+        "kernel": "cudnn",
+        "model": "qwen3_4b",
+        "world_size": 2,
         "duration_s": 30.0,
+        "phase_s": [("correctness", 20.0), ("measure", 4.0)],
         "hfu": 0.5,
         "window_ms": [4900.0, 5000.0],
         "median_step_ms": 1000.0,
@@ -43,12 +52,14 @@ def test_rows_of_the_same_kind_say_what_is_beside_the_steps_and_which_rate_these
     kept = {"proof": "c/_proofs/x.json"}
     known = device_time.measured(
         [
-            *(row(), row(duration_s=32.0), row(duration_s=20.0, hfu=0.6, **kept)),
-            *(row(status="oom", duration_s=900.0), row(hfu=None), row(hardware="h100", duration_s=90.0)),
+            *(row(duration_s=90.0), row(started_at=1), row(started_at=2, duration_s=32.0)),
+            *(row(started_at=3, duration_s=20.0, hfu=0.6, **kept), row(status="oom", duration_s=900.0)),
+            row(hardware="h100", duration_s=90.0),
         ]
     )
-    assert known[device_time.kind(config, relies=False)] == (0.5, 20.0)
-    assert known[device_time.kind(config, relies=True)] == (0.6, 9.0)
+    assert known[device_time.kind(config, relies=False, first=True)] == (0.5, 79.0)
+    assert known[device_time.kind(config, relies=False, first=False)] == (0.5, 20.0)
+    assert known[device_time.kind(config, relies=True, first=False)] == (0.6, 9.0)
     proves, relies = (device_time.trial_time(config, DEVICE, relies=relies, known=known) for relies in (False, True))
     assert proves is not None
     assert relies is not None
@@ -56,6 +67,20 @@ def test_rows_of_the_same_kind_say_what_is_beside_the_steps_and_which_rate_these
     for time, share, beside_s in ((proves, 0.5, 20.0), (relies, 0.6, 9.0)):
         one_step_s = device_time.step_s(config, DEVICE, share)
         assert time == pytest.approx((beside_s + steps * one_step_s, config.workload.timed_steps * one_step_s))
+
+
+def test_a_row_without_times_says_what_is_beside_its_timed_steps_and_no_rate(config):
+    shared = row(hfu=None, median_step_ms=None, window_ms=None)  # ranks that share a GPU
+    known = device_time.measured([shared, row(duration_s=float("nan"))])
+    assert known == {device_time.kind(config, relies=False, first=True): (device_time.LIKELY_SHARE, 26.0)}
+
+
+def test_the_first_trial_with_each_code_takes_longer(config):
+    ring = replace(config, method=replace(config.method, name="ring"))
+    assert device_time.firsts([config, ring, config, ring, config]) == [True, True, False, False, False]
+    first, later = (device_time.trial_time(config, DEVICE, first=first) for first in (True, False))
+    assert first.whole > later.whole
+    assert first.timed == later.timed
 
 
 def test_without_rows_of_the_kind_it_is_a_guess_and_shorter_for_who_relies(config):
