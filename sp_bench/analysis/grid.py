@@ -32,7 +32,7 @@ COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (
     "attention, slower links",
     "packed documents",
 )
-OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "dtype", "hardware")
+OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "kv_lora_rank", "dtype", "hardware")
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,15 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
         if is_shown and (first.all_ranks_were_there or first.asked["sp_size"] not in measured):
             key = (not first.all_ranks_were_there, first.asked["sp_size"], first.asked["seq_len"], _size(first))
             column, label = _column(first)
-            label = label if is_of_shape else f"{first.asked['num_heads']}/{first.asked['num_kv_heads']} heads, {label}"
+            label = label if is_of_shape else f"{_heads(first)}, {label}"
             runs.setdefault(key, {}).setdefault((column, label), []).append(found)
     columns = tuple(name for name in COLUMNS if any(of == name for each in runs.values() for of, _ in each))
     lines = [Line(key[-1], tuple(_entries(each, name) for name in columns)) for key, each in sorted(runs.items())]
-    heads, kv_heads, head_dim, _, hardware = shape
+    like = next(place.first for place, _ in met if _shape(place.first) == shape)
     caption = (
-        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal, "
-        "forward and backward. Each entry names the faster of Ulysses and the ring, then the other's time over its "
-        "time. A third method is named where it beats both."
+        f"{words.heads(like)}, {words.dtype(like)}, {words.hardware(like)}, causal, forward and backward. Each entry "
+        "names the faster of Ulysses and the ring, then the other's time over its time. A third method is named where "
+        "it beats both."
     )
     return Grid(caption, columns, tuple(lines))
 
@@ -178,6 +178,12 @@ def _alike(best: Difference, others: Iterable[Difference]) -> Iterable[float]:
 
 def _shape(cell: Cell) -> tuple[Hashable, ...]:
     return tuple(cell.asked[name] for name in OF_SHAPE)
+
+
+def _heads(cell: Cell) -> str:
+    """64/8 heads; 16/16 heads, values of 128, latents of 512."""
+    values = (words.unusual(cell, path) for path in words.OF_VALUES)
+    return ", ".join(filter(None, [f"{cell.asked['num_heads']}/{cell.asked['num_kv_heads']} heads", *values]))
 
 
 def _size(cell: Cell) -> str:

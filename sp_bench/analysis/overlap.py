@@ -8,15 +8,15 @@ take no time.
 from collections.abc import Mapping
 from typing import Any
 
-from sp_bench.costs.attention import FLASH_BACKWARD
+from sp_bench.costs.attention import flash_backward
 
-FORWARD = float(1 / (1 + FLASH_BACKWARD))  # of the work of both passes
 Times = Mapping[tuple[str, str], float]  # (phase, op) -> ms: bytes over bandwidth
 
 
 def exposed_ms(asked: Mapping[str, Any], times: Times, compute_ms: float) -> float:
     """Exposed milliseconds of one attention step. asked: the config's columns. times: of all its messages."""
-    forward_ms = compute_ms * (FORWARD if asked["pass_kind"] == "forward_backward" else 1.0)
+    backward = flash_backward(asked["head_dim"], asked["v_head_dim"] or asked["head_dim"])
+    forward_ms = compute_ms / float(1 + backward) if asked["pass_kind"] == "forward_backward" else compute_ms
     passes = {"forward": forward_ms, "backward": compute_ms - forward_ms}
     around = _ring(asked["ring_degree"] or 1, times, passes)
     exposed = sum(around.values()) + _gather(asked, times, passes)

@@ -109,8 +109,7 @@ def _place(cell: Cell) -> Hashable:
     """Equal for cells of any method with the same work, options and device name. Of a model, attention depends on the
     heads only."""
     model = () if cell.asked["workload"] == "train_step" else ("model",)
-    heads = [cell.asked[name] for name in ("num_heads", "num_kv_heads", "head_dim", "fabric")]
-    return (*heads, *cell.but("method", "isolation", "fabric", *model))
+    return (words.heads(cell), cell.asked["fabric"], *cell.but("method", "isolation", "fabric", *model))
 
 
 def _fastest(place: Place, method: str) -> dict[str, Cell]:

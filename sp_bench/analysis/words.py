@@ -53,12 +53,13 @@ _OF_SHAPE = (
     *("workload.name", "workload.pass_kind", "model.name", "model.num_layers", "model.num_heads", "model.num_kv_heads"),
     *("model.head_dim", "workload.causal", "dtype", "batch_size"),
 )
+OF_VALUES = ("model.v_head_dim", "model.kv_lora_rank")  # beside the heads, where a model has them
 _OF_TRAINING = (MICRO_BATCHES, _ENGINE, _RECOMPUTED, *OF_STEP)
 _DATA_PARALLEL = ("dp_replicate_size", "dp_shard_size")
 _OF_DEVICES = ("hardware.device_memory_gib", "hardware.ranks_per_gpu", "engine.optimizer_offload")
 _OF_MACHINE = (*_OF_DEVICES, "isolation", LAUNCH)
 _OF_WORLD = ("fabric.name", "hardware.name", "num_nodes", "world", "link.name")
-_ALWAYS = (*_OF_SHAPE, *_OF_TRAINING, *_DATA_PARALLEL, *_OF_WORLD, *_OF_MACHINE)
+_ALWAYS = (*_OF_SHAPE, *OF_VALUES, *_OF_TRAINING, *_DATA_PARALLEL, *_OF_WORLD, *_OF_MACHINE)
 _OF_PLACES = ("seq_len", "sp_size")  # a setting's cells may differ in them
 _OF_SERIES = ("method", "kernel")  # groups of options that belong to series
 _CODE = ("kernel.name", "implementation")  # no line mixes them, on any number of ranks
@@ -201,7 +202,8 @@ def _setting_identifier(cell: Values, *, fabric: bool) -> str:
         parts.append(_text(dtype))
     else:
         mask = {True: "causal", False: "not causal", None: "mask unknown"}[causal]
-        parts += [f"{num_heads}/{num_kv_heads} heads of {head_dim}", mask, _text(dtype), f"batch {_text(batch_size)}"]
+        parts += [f"{num_heads}/{num_kv_heads} heads of {head_dim}", *_unusual(cell, OF_VALUES, setting_identifier)]
+        parts += [mask, _text(dtype), f"batch {_text(batch_size)}"]
     parts += _unusual(cell, _OF_TRAINING, setting_identifier)
     data = tuple(cell[path] for path in _DATA_PARALLEL)
     if data not in ((1, 1), (None, None)):
@@ -448,6 +450,13 @@ def model(cell: "Cell") -> str:
     return _in_words("model.name", cell.asked["model"])
 
 
+def heads(cell: "Cell") -> str:
+    """`32/8 heads of 128`; `16/16 heads of 192, values of 128, latents of 512`."""
+    asked = cell.asked
+    of_all = f"{asked['num_heads']}/{asked['num_kv_heads']} heads of {asked['head_dim']}"
+    return ", ".join([of_all, *_unusual(cell.options, OF_VALUES, _in_words)])
+
+
 def dtype(cell: "Cell") -> str:
     return _in_words("dtype", cell.asked["dtype"])
 
@@ -493,7 +502,7 @@ def setting(cell: "Cell") -> tuple[str, ...]:
         parts[0] += f" of {model(cell)}"
         parts.append(f"{asked['num_layers']} layers" if asked["model"] not in _declared("model.name") else "")
     if asked["num_heads"] is not None:
-        parts.append(f"{asked['num_heads']}/{asked['num_kv_heads']} heads of {asked['head_dim']}")
+        parts.append(heads(cell))
     parts += ["" if asked["causal"] in (True, None) else "not causal", dtype(cell)]
     parts.append(f"batch {asked['batch_size']}" if asked["batch_size"] not in (None, 1) else "")
     parts += _unusual(values, (_ENGINE, MICRO_BATCHES, _RECOMPUTED, *OF_STEP), _in_words)

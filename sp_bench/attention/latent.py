@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sp_bench.attention.merge import wide_dtype
+from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.kernels import Attention
 
 Over = Callable[[Attention], Attention]  # a ring or a gather that calls this kernel
@@ -30,6 +31,26 @@ def projected(latent: Tensor, up: Tensor, head_dim: int) -> tuple[Tensor, Tensor
     return torch.cat((both[..., :own], rope.unsqueeze(2).expand(-1, -1, heads, -1)), dim=-1), both[..., own:]
 
 
+class _NothingProjected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, latent: Tensor, up: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:  # pyright: ignore
+        ctx.save_for_backward(latent, up)
+        rope, (_, heads, width) = latent.shape[-1] - len(up), up.shape
+        sizes = head_dim, width - (head_dim - rope)
+        k, v = (latent.new_empty(*latent.shape[:2], heads, size) for size in sizes)
+        return k, v
+
+    @staticmethod
+    def backward(ctx, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
+        latent, up = ctx.saved_tensors
+        return torch.empty_like(latent), torch.empty_like(up), None
+
+
+def projection(kernel: Attention) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]:
+    """`projected`; beside a kernel that computes nothing, a function that computes nothing either."""
+    return _NothingProjected.apply if isinstance(kernel, NoKernel) else projected  # pyright: ignore
+
+
 @dataclass(frozen=True)
 class OverLatents:
     """A kernel that takes latents in the place of keys, and of values nothing: [B,n,1,0]. Each call projects up."""
@@ -39,7 +60,8 @@ class OverLatents:
     gradient: Tensor | None = None  # of `up`, wide: each backward adds its share
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        return self.kernel.forward(q, *projected(k, self.up, q.shape[-1]), causal=causal, scale=scale)
+        kv = projection(self.kernel)(k, self.up, q.shape[-1])
+        return self.kernel.forward(q, *kv, causal=causal, scale=scale)
 
     def backward(
         self,
@@ -54,9 +76,11 @@ class OverLatents:
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert self.gradient is not None
-        kv = projected(k, self.up, q.shape[-1])
+        kv = projection(self.kernel)(k, self.up, q.shape[-1])
         dq, dk, dv = self.kernel.backward(dout, q, *kv, out, lse, causal=causal, scale=scale)
         del kv
+        if isinstance(self.kernel, NoKernel):
+            return dq, torch.empty_like(k), v
         rank = self.up.shape[0]
         own = q.shape[-1] - (k.shape[-1] - rank)
         dboth = torch.cat((dk[..., :own], dv), dim=-1).flatten(2)  # [B,n,H*(D-R+E)]

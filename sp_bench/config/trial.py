@@ -366,10 +366,7 @@ class ModelConfig:
         Declared(
             "attention: size of a value head, and of the output's; null: head_dim",
             of=("attention",),
-            none_means="head_dim",
             words="values of {}",
-            named=True,
-            head="value heads",
         ),
     ] = None
     kv_lora_rank: Annotated[
@@ -379,8 +376,6 @@ class ModelConfig:
             "or after (method.sends); null: it begins with keys and values",
             of=("attention",),
             words="latents of {}",
-            named=True,
-            head="latent",
         ),
     ] = None
     qk_rope_head_dim: Annotated[

@@ -50,9 +50,6 @@ NAMES = (
 )
 
 
-LATENT = ("ring", "all_gather")  # take method.sends=latent
-
-
 @dataclass(frozen=True)
 class SequenceParallelAttention:
     """What an opened method yields: an attention function, and which tokens its ranks hold."""
@@ -66,11 +63,12 @@ class SequenceParallelAttention:
             return self
         return replace(self, attend=lambda q, k, v, kept=None: self(q, k, v, kept, sinks))
 
-    def of_latents(self, head_dim: int) -> "SequenceParallelAttention":
+    def of_latents(self, kernel: Kernel, head_dim: int) -> "SequenceParallelAttention":
         """The same of q, latents and up-projections: each rank makes keys and values of its own, which then travel."""
-        from sp_bench.attention.latent import projected
+        from sp_bench.attention.latent import projection
 
-        return replace(self, attend=lambda q, latent, up: self.attend(q, *projected(latent, up, head_dim)))
+        made = projection(kernel)
+        return replace(self, attend=lambda q, latent, up: self.attend(q, *made(latent, up, head_dim)))
 
     def __call__(
         self, q: "Tensor", k: "Tensor", v: "Tensor", kept: "Kept | None" = None, sinks: "Tensor | None" = None
@@ -92,6 +90,7 @@ class Method(Protocol):
       ours takes none;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
     - `WINDOWS = True`: it also computes windows (`AttentionShape.window`) and sinks, which its `attend` then takes;
+    - `LATENTS = True`: it also sends latents (`MethodConfig.sends`) in the place of keys and values;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
     - `ring_degrees` and `send_rings`, as in double_ring: the two rings that its tensors travel around;
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
@@ -197,8 +196,9 @@ def window_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
 
 def values_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     """Why the method cannot take latents, or values of another size than keys, naming those that can, or None."""
-    if method.sends == "latent" and method.name not in LATENT:
-        return f"method {method.name} sends no latents; use method={', '.join(LATENT)}, or method.sends=null"
+    if method.sends == "latent" and not getattr(get(method.name), "LATENTS", False):
+        able = ", ".join(name for name in NAMES if getattr(get(name), "LATENTS", False))
+        return f"method {method.name} sends no latents; use method={able}, or method.sends=null"
     ours = get(method.name).IMPLEMENTATION == "sp_bench"
     if ours or (shape.value_dim == shape.head_dim and shape.kv_lora_rank is None):
         return None
@@ -485,7 +485,7 @@ def opened(
     """The method's attention of what a step of `shape` begins with: q, k and v, or q, latents and up-projections."""
     with get(method.name).open(method, kernel, shape, mesh) as attention:
         projects = shape.kv_lora_rank is not None and method.sends is None
-        yield attention.of_latents(shape.head_dim) if projects else attention
+        yield attention.of_latents(kernel, shape.head_dim) if projects else attention
 
 
 def open_counted(

@@ -24,6 +24,7 @@ IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_gather"
 PACKS = True
 WINDOWS = True
+LATENTS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:

@@ -31,6 +31,7 @@ IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "send_recv"
 PACKS = True
 WINDOWS = True
+LATENTS = True
 CUTS_DOCUMENTS = True
 CONVERTS = True
 

@@ -261,6 +261,8 @@ def attention_work(
         "head_chunks": None,
         "head_stride": None,
         "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "v_head_dim": shape.v_head_dim,
         "causal": shape.causal,
     }
     return Work(

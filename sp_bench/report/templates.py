@@ -258,11 +258,13 @@ def ms(cell: Cell) -> str:
     return whole(cell.median_step_ms)
 
 
-def sent_mib(method: str, layout: Any, ranks: int, window: int | None, heads: tuple[int, int, int]) -> str:
+def sent_mib(
+    method: str, layout: Any, ranks: int, window: int | None, heads: tuple[int, int, int], sends: Any = None, **of: Any
+) -> str:
     """MiB that the busiest rank sends in one layer's attention, forward and backward, over 131,072 tokens in bfloat16,
-    by closed form. heads: query heads, KV heads and head size."""
-    shape = AttentionShape(1, 131072, *heads, True, "bfloat16", window=window)
-    sent = OF_METHODS[method](MethodConfig(method, layout, dkv_dtype="input"), shape, ranks)
+    by closed form. heads: query heads, KV heads and head size. of: further fields of the shape."""
+    shape = AttentionShape(1, 131072, *heads, True, "bfloat16", window=window, **of)
+    sent = OF_METHODS[method](MethodConfig(method, layout, dkv_dtype="input", sends=sends), shape, ranks)
     mib = float(sum(sent.values())) / 2**20
     return f"{mib:.2g}" if mib < 100 else whole(mib)
 

@@ -11,6 +11,7 @@ from oracle import Case, on_meshes
 from ranks import here, run
 
 from sp_bench import kernels, methods
+from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import OF_METHODS
 from sp_bench.costs.work import projection_flops
@@ -95,6 +96,11 @@ def check_all(rank: int, sp_size: int) -> None:
         assert book.work.matmul_flops == {"float64": products}, str(case)
         calls = methods.kernel_calls(case.method, case.shape, sp_size, rank)
         assert (book.work.calls["forward"], book.work.calls["backward"]) == calls, str(case)
+        with methods.opened(case.method, NoKernel(), case.shape, mesh) as attention, ledger.Ledger() as book:
+            moved = attention_step(mine, attention)
+        assert [x.shape for x in moved] == [x.shape for x in got], str(case)
+        assert {key: size for key, (_, size) in book.counts.items() if size} == sent, str(case)
+        assert not sum(book.work.matmul_flops.values()), f"{case}: messages alone project nothing up"
 
 
 @pytest.mark.parametrize("sp_size", [1, 2, 3, 4])

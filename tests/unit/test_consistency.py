@@ -106,6 +106,18 @@ def test_times_of_stages_are_those_of_the_steps():
     }
 
 
+def test_a_rate_of_attention_over_latents_is_that_of_the_kernel_alone():
+    heads = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128, "kv_lora_rank": 512}
+    pairs = 1024 * 1025 // 2
+    rate = 2 * pairs * 16 * (4 * 192 + 3 * 128) / 10e-3
+    right = row(**heads, median_ms=10.0, attention_flops_per_s=rate, schema_version=store.SCHEMA_VERSION)
+    right["hardware_flops"] *= 1.3  # it has the up-projections
+    edits = [{}, {"attention_flops_per_s": 1.3 * rate}, {"attention_flops_per_s": rate / 2}]
+    found = consistency.breaches(pa.Table.from_pylist([right | edit for edit in edits], schema=store.SCHEMA))
+    assert list(found) == [1, 2]
+    assert found[2].startswith("attention_flops_per_s=")
+
+
 ONE_RANK = RESULTS / "h200x1_one_rank_held"
 
 

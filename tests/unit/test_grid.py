@@ -71,6 +71,18 @@ def test_lines_are_of_one_shape_from_a_length_on_and_of_gpus() -> None:
     assert grid(settings(cells_of([on_gpus(median_ms=1.0, **ULYSSES)]))) is None
 
 
+def test_latents_are_in_labels_and_captions_and_keep_places_apart() -> None:
+    latents = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128, "kv_lora_rank": 512}
+    modelled = {"sp_size": 8, "world_size": 8}
+    found = grid_of(both(10.0, 11.0, SIX), one_rank(both(10.0, 12.0, [1.0], **latents, **modelled)))
+    assert [each.label for each in found.lines[1].entries[0]] == ["16/16 heads, values of 128, latents of 512, cuDNN"]
+    assert found.caption.startswith("32/8 heads of 128, bf16, H200,")
+    alone = grid_of(one_rank(both(10.0, 12.0, [1.0], **latents, **modelled)))
+    assert alone.caption.startswith("16/16 heads of 192, values of 128, latents of 512, bf16, H200,")
+    even = latents | {"kv_lora_rank": None}
+    assert len(settings(cells_of([*replicated(1.0, [1.0], **latents), *replicated(1.0, [1.0], **even)]))) == 2
+
+
 def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
     def one(ring: float, **columns: Any) -> list[dict[str, Any]]:
         return one_rank(both(10.0, ring, [1.0], sp_size=8, world_size=8, **columns))

@@ -1,7 +1,9 @@
 """Latents and values of another size than keys, without ranks: closed forms, plans and what is refused."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -14,7 +16,11 @@ from sp_bench.costs.work import projected_tokens, projection_flops
 from sp_bench.driver import plan
 from sp_bench.driver.derived import flops
 from sp_bench.kernels import flash_attn_4
+from sp_bench.report import templates
 
+from .rows import commit, row
+
+PAGE = Path(__file__).parents[2] / "docs/LATENT.md.jinja"
 V3 = AttentionShape(
     *(1, 131_072, 128, 128, 192, True, "bfloat16"), v_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64
 )
@@ -130,3 +136,30 @@ def test_the_rank_that_projects_up_most_stands_for_all_of_a_ring_of_latents(make
     reasons = [plan.unsupported_reason(make_config(world="one_rank", real_rank=n, **ring), None) for n in (None, 0, 3)]
     assert reasons[:2] == [None, None]
     assert "real_rank=3: of latents that travel the first rank projects up most" in reasons[2]
+
+
+@pytest.mark.parametrize(
+    ("latent_ms", "words"),
+    [
+        (1.0, "yes, here and there"),
+        (4.0, "faster at every place"),
+        (6.0, "depends on the place"),
+        (9.0, "no, it is slower"),
+    ],
+)
+def test_the_page_says_of_a_ring_of_latents_what_rows_say(latent_ms, words, tmp_path):
+    heads = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128, "kv_lora_rank": 512}
+    config = {"hardware": {"name": "h200", "device": "cuda"}, "world": "one_rank", "link": {"name": "nodes_400g_short"}}
+    place = {"model": "deepseek_v2_lite", "link": "nodes_400g_short", "sp_size": 8, "world_size": 8, "proof": "a row"}
+    of_one = ("rank_step_ms", "window_ms", "peak_host_bytes")
+    rows = []
+    for seq_len, factor in ((32_768, 1.0), (131_072, 1.2)):
+        for method, sends, ms in (("ulysses", None, 6.0 * factor), ("ring", "latent", latent_ms)):
+            asked = {"method": method, "sends": sends, "seq_len": seq_len, "config": json.dumps(config)}
+            made = row(median_ms=ms, evidence="one_rank", **asked, **heads, **place)
+            rows.append(made | {name: made[name][:1] for name in of_one})
+    page = templates.rendered(PAGE, templates.Rows([commit(rows, tmp_path / "h200x1_one_rank_latent")]))
+    (verdict,) = (line for line in page.splitlines() if line.startswith("- **5.3 times"))
+    assert words in verdict
+    assert "No rows yet" in templates.rendered(PAGE, templates.Rows([]))
+    assert len(page.split()) < 800

@@ -13,6 +13,7 @@ METHODS = (["all_to_all"], ["send"], ["all_to_all", "send"], ["all_gather", "red
 
 def asked(**changes: Any) -> dict[str, Any]:
     plain = {"pass_kind": "forward_backward", "causal": True, "num_kv_heads": 8, "ring_degree": 1}
+    plain |= {"head_dim": 128, "v_head_dim": None}
     return plain | {"head_chunks": None, "head_stride": None} | changes
 
 
@@ -68,6 +69,14 @@ def test_a_whole_gather_hides_behind_what_needs_no_other_ranks_kv(changes, expec
 def test_a_forward_alone_has_all_of_the_compute() -> None:
     forward = asked(ring_degree=2, pass_kind="forward")
     assert exposed_ms(forward, {("forward", "send"): 6.0}, 10.0) == pytest.approx(1.0)
+
+
+def test_a_pass_has_its_share_of_the_flops_that_its_heads_make() -> None:
+    # one hop of 6 beside a block, which is half of the forward: of 10 where D = Dv, of 320 / 1152 of it elsewhere
+    times = {("forward", "send"): 6.0}
+    assert exposed_ms(asked(ring_degree=2), times, 35.0) == pytest.approx(1.0)
+    of_latents = asked(ring_degree=2, head_dim=192, v_head_dim=128)
+    assert exposed_ms(of_latents, times, 35.0) == pytest.approx(6.0 - 35.0 * 320 / (320 + 3 * 192 + 2 * 128) / 2)
 
 
 @given(data=st.data())

@@ -106,8 +106,7 @@ def _what(cell: Cell) -> str:
 
 
 def _model(cell: Cell) -> str:
-    heads, kv_heads, head_dim = (cell.asked[name] for name in ("num_heads", "num_kv_heads", "head_dim"))
-    return words.model(cell) if cell.asked["workload"] in TRAINING else f"{heads}/{kv_heads} heads of {head_dim}"
+    return words.model(cell) if cell.asked["workload"] in TRAINING else words.heads(cell)
 
 
 def _link(cell: Cell) -> str:

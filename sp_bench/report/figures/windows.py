@@ -114,7 +114,7 @@ def _panel(cell: Cell) -> tuple[Any, ...]:
     asked = cell.asked
     parts = [
         "forward" if asked["pass_kind"] == "forward" else "",
-        f"{asked['num_heads']}/{asked['num_kv_heads']} heads of {asked['head_dim']}",
+        words.heads(cell),
         "sinks" if asked["sinks"] else "",
         "" if asked["causal"] else "not causal",
         words.packed(cell),
