@@ -4,15 +4,18 @@ Each takes the cells of all campaigns first, which `templates.Rows` gives it."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.limits import limits
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver import overrides, sweep
+from sp_bench.driver.search import Search
 from sp_bench.formats import GIB, whole
+from sp_bench.hardware import device_bytes
 from sp_bench.predict import advice, projection, streams
 
 HARDWARE = "h200"
@@ -93,6 +96,39 @@ def policies(
     return {(each.policy, each.sp_size): each for each in streams.policies(of, config, cluster, lengths, ("full",))}
 
 
+# Tokens, and GB of the device, in the files of Arctic Long Sequence Training that docs/PROJECTION.md names.
+PUBLISHED = {
+    "optimizer in host memory, whole layers recomputed": (65_000, 137.36),
+    "+ loss in tiles": (300_000, 134.96),
+    "+ checkpoints in host memory": (650_000, 126.81),
+    "+ MLP in tiles": (1_200_000, 136.15),
+}
+LADDER = ("h200x1_longest", "h200x1_longest_2", "h200x1_longest_3", "h200x2_longest_5", "h200x2_longest_7")
+
+
+def published_ladder(cells: Sequence[Cell]) -> str:
+    """A table: each rung as published, as the memory model has ours on one H200, and as searches found it."""
+    searches = sweep.read(overrides.read_arguments(["sweep=h200x1_longest"])).searches
+    found = limits([c for c in cells if c.rows[0]["folder"] in LADDER and c.asked["method"] in ("single", "ulysses")])
+    measured: dict[int, str] = {}
+    for edge in (each for each in found if each.largest_ok and each.smallest_oom):
+        fits, beyond = (end.asked["seq_len"] for end in edge.cells)
+        rung = next(n for n, each in enumerate(searches) if each.probe_of(edge.cells[0].rows[0]))
+        measured[rung] = f"{fits:,}, {beyond:,}{' (host)' if edge.exhausted_memory else ''}"
+    lines = [
+        "| | published, tokens | device, GB | ours at that length: tensors, GiB | ours, longest there "
+        "| Qwen3-4B, one H200, host of 128 GiB | Llama-3-8B, two H200s with Ulysses, host of 256 GiB |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for n, (rung, (tokens, gb)) in enumerate(PUBLISHED.items()):
+        ours = Search(replace(searches[n].config, model=searches[-1].config.model))
+        longest = ours.guess(device_bytes("H200"), None, None) // 1000
+        of_model = f"{memory.peak(ours.at(tokens)).bytes / GIB:.0f} | {longest:,}K"
+        lines.append(f"| {rung} | {tokens // 1000:,}K | {gb:.0f} | {of_model} | {measured[n]} | {measured[n + 4]} |")
+    return "\n".join(lines)
+
+
 HELPERS = {
-    each.__name__: each for each in (fit, num_longer, decision_map, longest_projected, host_gib, peaks, policies)
+    each.__name__: each
+    for each in (fit, num_longer, decision_map, longest_projected, host_gib, peaks, policies, published_ladder)
 }

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any, cast
 
 import pytest
@@ -36,7 +35,6 @@ from sp_bench.predict.projection import Fit, Links, NotProjectable, attention_wo
 from .rows import cells_of, row
 
 RESULTS = Path(__file__).parents[2] / "results"
-PROJECTION = RESULTS.parent / "docs" / "PROJECTION.md"
 GIB = 2**30
 SELECTIVE = ("h200x1_step_options", "h200x1_engines")  # on one machine all three codes of the layers
 CAMPAIGNS = ("h200x2_fabrics", "h200x4_fabrics", "h200x2_train_step", "h200x4_train_step", "h200x4_attention")
@@ -83,7 +81,6 @@ def committed() -> list[Cell]:
 def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_committed_one():
     cells = [cell for cell in committed() if cell.memory_column == "max_peak_allocated_bytes"]
     steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
-    errors = []
     for cell in steps:
         row = next(row for row in reversed(cell.rows) if row["status"] == "ok")
         config = parse(TrialConfig, json.loads(row["config"]))
@@ -93,10 +90,6 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
         if in_fewer and row["folder"] == "h200x4_longest":  # it ran in the last layer alone, which is not its peak
             predicted = peak.last_layer
         assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.03), (cell.options, peak)
-        if cell.all_ranks_were_there:  # one real rank's memory is held to the same, and counted apart
-            errors.append(abs(predicted / min(cell.memory_bytes) - 1))
-    said = f"are within 3% (a test holds it). The median error is {median(errors):.1%}."
-    assert said in PROJECTION.read_text()
 
 
 def test_what_megatron_keeps_without_recomputation_is_as_formed_to_the_byte():
@@ -110,7 +103,6 @@ def test_what_megatron_keeps_without_recomputation_is_as_formed_to_the_byte():
     assert none - selective == of_none - of_selective
     out = [memory.peak(c) for row, c in steps_of_other_engines("oom") if row["folder"] == "h200x1_engines"]
     assert {f"{each.bytes / GIB:.1f}" for each in out} == {"137.4"}
-    assert "GPU of 139.8 GiB ran out of memory, and are predicted at 137.4" in " ".join(PROJECTION.read_text().split())
 
 
 # Its peak is 23 GiB above that of the same step on cuDNN, which ran just before it in the same processes: 6 bytes a
@@ -183,17 +175,12 @@ def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_11_percent_belo
             left = copy if ran["folder"] == "h200x1_longest_2" else 0
             ratios.append(held / (ran["max_peak_host_bytes"] - process - left))
     assert 0.89 < min(ratios) <= max(ratios) < 1
-    least, most = (f"{100 * (1 / ratio - 1):.0f}" for ratio in (max(ratios), min(ratios)))
-    said = f"In the {len(ratios)} committed rows a rank holds {least} to {most}% more than the closed form says"
-    assert said in " ".join(PROJECTION.read_text().split())
 
 
 def test_a_refusal_counts_less_for_a_process_than_any_committed_row_of_training_has():
     steps = [row for c in committed() if c.asked["workload"] == "train_step" for row in c.rows if row["status"] == "ok"]
     taken = [row["max_peak_host_bytes"] for row in steps if row["max_peak_host_bytes"]]
     assert min(taken) > memory.PROCESS_BYTES
-    said = f"the least of all rows of training on GPUs is {min(taken) / GIB:.1f}."
-    assert said in " ".join(PROJECTION.read_text().split())
 
 
 def test_a_search_of_packed_steps_tries_none_shorter_than_others(qwen):
@@ -493,7 +480,6 @@ def test_steps_of_other_options_have_another_rate_and_are_predicted_by_their_own
     assert times[2] > 1.05 * max(times[:2])
     # Liger's rate rests on one cell of that machine, that of compiled code on eight of several
     assert times[0] == pytest.approx(times[1], rel=fit_of_all.band(True, 2))
-    assert "options whose cells are of different machines may change places" in " ".join(PROJECTION.read_text().split())
     steps = [e for e in fit_of_all.errors if e.what.startswith("training")]
     assert max(e.median for e in steps) < 0.05
     (found,) = {projection.step_options(codes[0])} & fit_of_all.steps.keys()
@@ -629,115 +615,21 @@ def test_the_map_names_a_method_for_each_place(fit):
     assert all(any(name in line for name in ("Ulysses", "ring", "all-gather", "USP")) for line in lines)
 
 
-# Tokens, and GB of the device, in files of Arctic Long Sequence Training: docs/PROJECTION.md names them.
-PUBLISHED = {
-    "optimizer in host memory, whole layers recomputed": (65_000, 137.36),
-    "+ loss in tiles": (300_000, 134.96),
-    "+ checkpoints in host memory": (650_000, 126.81),
-    "+ MLP in tiles": (1_200_000, 136.15),
-}
-OF_H200 = hardware.device_bytes("H200")
-
-
-def predicted_edge(search: Search, host_gib: int) -> str:
-    found, of_device = (search.guess(OF_H200, host, None) for host in (host_gib * GIB, None))
-    return f"{found // 1000:,}K{' (host)' if found < of_device else ''}"
-
-
-def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
-    searches = sweep.read(overrides.read_arguments(["sweep=h200x1_longest"])).searches
-    refused = searches[-1]
-    lines = []
-    for (rung, (tokens, gb)), one, two in zip(PUBLISHED.items(), searches[:4], searches[4:8], strict=True):
-        theirs = Search(replace(one.config, model=refused.config.model))
-        ours = f"{memory.peak(theirs.at(tokens)).bytes / GIB:.0f}", f"{theirs.guess(OF_H200, None, None) // 1000:,}K"
-        edges = predicted_edge(one, 125), predicted_edge(two, 251)
-        lines.append(f"| {' | '.join([rung, f'{tokens // 1000:,}K', f'{gb:.0f}', *ours, *edges])} |")
-    written = PROJECTION.read_text()
-    missing = [line for line in lines if line not in written]
-    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
-    held = memory.held_on_host_bytes(refused.at(refused.shortest)) / GIB
-    assert f"{held:.0f} GiB of host memory before a process has any" in written
-    assert refused.guess(OF_H200, 128 * GIB, None) == 0
-
-
-def test_the_docs_have_what_searches_of_the_published_ladder_found():
-    searches = sweep.read(overrides.read_arguments(["sweep=h200x1_longest"])).searches
-    folders = {"h200x1_longest", "h200x1_longest_2", "h200x1_longest_3", "h200x2_longest_5", "h200x2_longest_7"}
-    ours = ("single", "ulysses")
-    edges = limits([c for c in committed() if c.rows[0]["folder"] in folders and c.asked["method"] in ours])
-    found, over = {}, []
-    for edge in (each for each in edges if each.largest_ok):
-        fits, fails = cast(Cell, edge.largest_ok), edge.smallest_oom
-        rung = next(n for n, each in enumerate(searches) if each.probe_of(fits.rows[0]))
-        beyond = f"{fails.asked['seq_len']:,}{' (host)' if edge.exhausted_memory else ''}" if fails else "not reached"
-        if rung in found and not fails:  # a later search went on
-            continue
-        assert rung not in found or found[rung].endswith("not reached")
-        found[rung] = f"{fits.asked['seq_len']:,}, {beyond}"
-        if fails and not edge.exhausted_memory:
-            over.append(fits.asked["seq_len"] / searches[rung].guess(OF_H200, None, None) - 1)
-    lines = [f"| {name} | {found[n]} | {found[n + 4]} |" for n, name in enumerate(PUBLISHED)]
-    lines += [f"The first two lines fit {100 * min(over):.1f} to {max(over):.0%} more tokens than was predicted."]
-    written = PROJECTION.read_text()
-    missing = [line for line in lines if line not in written]
-    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
-
-
-def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
-    """Of each line the ends, what tensors take at the longest by the model and by the row, and what torch reserves."""
-    on_two = {
-        "h200x2_theirs",
-        "h200x2_theirs_ends",
-        "h200x2_longest",
-        *(f"h200x2_longest_{number}" for number in range(2, 8)),
-    }
-    on_one = {"h100_longest", "h200x1_longest", "h200x1_longest_2", "h200x1_longest_3"}
-    of_h100s = {"h100x2_longest", "h100x2_theirs"}  # a table of its own, without what torch reserves
-    searches = {*on_one, *on_two, *of_h100s, "h200x4_longest", "h200x4_longest_2"}
-    found = [each for each in limits([c for c in committed() if c.rows[0]["folder"] in searches]) if each.largest_ok]
-    lines = []
-    for each in found:
-        longest, fails = cast(Cell, each.largest_ok), each.smallest_oom
-        row = next(row for row in longest.rows if row["status"] == "ok")
-        peak = memory.peak_of_row(parse(TrialConfig, json.loads(row["config"])), row)
-        # it computed attention in the last layer alone, which is not where a real step peaks
-        predicted = peak.last_layer if row["folder"] == "h200x4_longest" else peak.bytes
-        beyond = f"{fails.asked['seq_len']:,}{' (host)' if each.exhausted_memory else ''}" if fails else "not reached"
-        sizes = predicted, row["max_peak_allocated_bytes"], max(row["peak_reserved_bytes"])
-        of_model, of_row, reserved = (f"{size / GIB:.1f}" for size in sizes)
-        held = f"{of_model}, {of_row}" if row["folder"] in of_h100s else f"{of_model}, {of_row} | {reserved}"
-        lines.append(f"| {longest.asked['seq_len']:,} | {beyond} | {held} |")
-    lines.remove("| 38,400 | not reached | 73.4, 73.0 | 76.6 |")  # its search was cut off at its first length
-    again = {line.split("|")[1] for line in lines if "not reached" not in line}
-    lines = [line for line in lines if "not reached" not in line or line.split("|")[1] not in again]  # reached later
-    written = PROJECTION.read_text()
-    missing = [line for line in lines if line not in written]
-    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
-    assert len(lines) == 44 + 8
-
-
-def test_the_docs_have_where_trials_without_attention_and_whole_steps_peak():
-    """Pairs that differ in `workload.fit` alone."""
+def test_trials_without_attention_and_whole_steps_peak_alike():
+    """Pairs that differ in `workload.fit` alone: as docs/PROJECTION.md says of them."""
     pairs: dict[tuple[str, str], dict[bool, dict[str, Any]]] = {}
     for of_row in (each for cell in committed() for each in cell.rows):
         if of_row["status"] == "ok" and of_row["workload"] == "train_step":
             config = json.loads(of_row["config"])
             fit = config["workload"].pop("fit", False)
             pairs.setdefault((of_row["folder"], json.dumps(config, sort_keys=True)), {})[fit] = of_row
-    lines, less = [], {}
-    for trial, step in ((each[True], each[False]) for each in pairs.values() if len(each) == 2):
-        allocated = [each["max_peak_allocated_bytes"] for each in (trial, step)]
-        reserved = [max(each["peak_reserved_bytes"]) for each in (trial, step)]
-        sizes = (", ".join(f"{size / GIB:.2f}" for size in each) for each in (allocated, reserved))
-        lines.append(f"| {trial['seq_len']:,} | {trial['sp_size']} | {' | '.join(sizes)} |")
-        less.setdefault(trial["engine"], set()).add(allocated[1] - allocated[0])
-    assert len(lines) == 11
-    (ours,), (theirs,) = less["fsdp2"], less["hf_deepspeed"]
-    lines += [f"of ours a trial holds {ours:,} bytes less than the step", f"of `hf_deepspeed` {theirs:,}"]
-    written = " ".join(PROJECTION.read_text().split())
-    missing = [line for line in lines if line not in written]
-    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
+    both = [(each[True], each[False]) for each in pairs.values() if len(each) == 2]
+    assert len(both) == 11
+    for trial, step in both:
+        assert 0 <= step["max_peak_allocated_bytes"] - trial["max_peak_allocated_bytes"] < 2e6
+        more = max(step["peak_reserved_bytes"]) / max(trial["peak_reserved_bytes"]) - 1
+        of_torch = trial["method"] == "ring" and "allocator" not in json.loads(trial["config"])["hardware"]
+        assert -0.002 < more < (0.1 if of_torch else 0.002)
 
 
 def in_tables(config: TrialConfig) -> bool:
@@ -750,7 +642,7 @@ def in_tables(config: TrialConfig) -> bool:
     return not config.workload.checkpoint_offload and (kept, tiles) not in {("none", None), ("full", None)}
 
 
-def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
+def test_searches_came_as_near_to_the_edge_of_the_model_as_the_docs_say():
     """Lines of both tables on 2 and 4 GPUs of 79.6 GiB; and what tensors take of the room at both ends of a bracket."""
     named = {cell.rows[0]["folder"] for cell in committed()}
     found = limits(
@@ -775,9 +667,13 @@ def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
     assert (len(predicted), len(inside), len(below), len(beyond)) == (14, 8, 5, 1)
     assert min(below) > -0.024
     assert beyond[0] < 0.001
-    fit_at, fail_at = (f"{100 * min(each):.0f} to {max(each):.0%}" for each in (fitted, failed))
-    said = f"In {len(fitted)} searches what fitted took {fit_at}, and what did not would have taken {fail_at}."
-    assert said in " ".join(PROJECTION.read_text().split())
+    assert len(fitted) == 38
+    assert [f"{each:.0%}" for each in (min(fitted), max(fitted), min(failed), max(failed))] == [
+        "88%",
+        "100%",
+        "95%",
+        "109%",
+    ]
 
 
 def test_where_attention_may_be_the_peak_the_model_says_nothing_of_methods_that_nobody_counted(qwen):
@@ -786,20 +682,3 @@ def test_where_attention_may_be_the_peak_the_model_says_nothing_of_methods_that_
         step = replace(qwen, method=replace(qwen.method, name=name), workload=tiles)
         assert (memory.unmodelled_reason(step) is None) == known
         assert memory.unmodelled_reason(replace(step, workload=qwen.workload)) is None
-
-
-def test_the_docs_have_how_far_the_model_was_from_later_rows_of_other_engines():
-    written = PROJECTION.read_text()
-    later = [(r, c) for r, c in steps_of_other_engines("ok") if r["folder"].startswith("h200x2_engines_net")]
-    over: dict[str, list[float]] = {}
-    for of_row, config in later:
-        high = memory.peak_of_row(config, of_row).bytes / of_row["max_peak_allocated_bytes"] - 1
-        over.setdefault(config.engine.name, []).append(100 * high)
-    zero3, megatron = (f"{min(over[name]):.1f} to {max(over[name]):.1f}%" for name in ("hf_deepspeed", "megatron"))
-    torchs = f"{max(map(abs, over['hf_fsdp2'])):.1f}%"
-    told = f"`hf_deepspeed` is predicted {zero3} too high, Megatron {megatron}, and `hf_fsdp2` within {torchs}."
-    assert told in " ".join(written.split())
-    assert f"The {len(later)} rows of other" in written
-    ran_out = [memory.peak(c).bytes / GIB for _, c in steps_of_other_engines("oom") if c.engine.name != "megatron"]
-    assert f"{min(ran_out):.1f} to {max(ran_out):.1f}. The" in written
-    assert (len(ran_out), "Eighteen rows of `hf_deepspeed` and `trl_sft` ran out" in written) == (18, True)
