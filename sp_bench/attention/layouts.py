@@ -183,13 +183,12 @@ def visible_block(kind: LayoutKind, q_rank: int, kv_rank: int, shard_len: int, *
 def packed_blocks(
     kind: LayoutKind, q_rank: int, kv_rank: int, ring_degree: int, documents: tuple[int, ...]
 ) -> list[Block]:
-    """What ring rank `q_rank` computes against the KV shard of ring rank `kv_rank`, where documents of these lengths
-    are packed. Not striped.
+    """The blocks that ring rank `q_rank` computes against the KV shard of ring rank `kv_rank`, in a pack of documents
+    of these lengths. Not for striped shards; for document_zigzag see `_blocks_of_chunks`.
 
-    Its own shard is one causal block, whose documents are cut at the shard's ends. A document that lies in both chunks
-    of a zigzag shard fills all between them, so its two parts are neighbours there. Of another shard a run of tokens
-    before the queries is visible in one document at most: that which goes on to the queries. So it is one whole block.
-    With document_zigzag see `_blocks_of_chunks`.
+    Its own shard is one causal block, with documents cut at the shard's ends. A document in both chunks of a zigzag
+    shard fills everything between them, so its two parts are neighbours in the shard. Of another shard the queries see
+    at most one document, the one that continues into theirs: one whole block.
     """
     if kind == "document_zigzag":
         return _blocks_of_chunks(q_rank, kv_rank, [length // (2 * ring_degree) for length in documents])

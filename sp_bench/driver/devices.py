@@ -38,9 +38,8 @@ def reserved(devices: Sequence[str], check: Callable[[], None], say: Callable[[s
 
 @contextmanager
 def _locked(name: str, check: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """Holds a name of the machine: an abstract socket, which is no file, so that no folder, user or umask is between
-    two runs. One process at a time has it, and it is gone with that process. A container with a network of its own has
-    names of its own."""
+    """Holds a lock of this machine: an abstract socket, so that runs meet whatever their folders, users and umasks.
+    One process at a time has it, and it ends with that process. A container with its own network has its own locks."""
     address = f"\0sp_bench-{os.environ.get(SCOPE, '')}-{name}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
         while not _bound(held, address):

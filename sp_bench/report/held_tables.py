@@ -33,7 +33,7 @@ ABOUT_SIGNS = (
 
 ABOUT_LINES = (
     "Steps of one real rank that ran with few layers; the line through two of them gives the step of all. Where the "
-    "whole step ran too, a column has what the line says of it over what it was. Published: steps of that model, "
+    "whole step ran too, that step counts, and a column has the line's values over it. Published: steps of that model, "
     "length and number of GPUs on H100s, with the options named there."
 )
 

@@ -30,10 +30,10 @@ class OutOfHostMemory(MemoryError):
 
 
 class HostMemory:
-    """One slab of host memory, which the layers cut up. It is page-locked where tensors are on a GPU.
+    """One slab of host memory that all layers share, page-locked where tensors are on a GPU.
 
-    It is registered with CUDA, and not of torch's pinned allocator, which would round it up to a power of two. The
-    trial has one: page-locking takes a second for some GiB, so that the timed steps must find it made.
+    CUDA registers it, because torch's pinned allocator would round it up to a power of two. A trial makes it before
+    its timed steps, because page-locking a few GiB takes a second.
     """
 
     def __init__(self) -> None:
