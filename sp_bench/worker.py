@@ -30,6 +30,7 @@ from sp_bench.attention import copy_engines
 from sp_bench.attention.exchange import go_first
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import nccl
 from sp_bench.measure import ledger, one_rank, record
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.meeting import meet
@@ -182,11 +183,12 @@ def _require_allocator(asked: str) -> None:
 
 def _emulate_memory(config: TrialConfig, device: torch.device) -> None:
     """Cap torch's allocator so that it and all else on the device together have `device_memory_gib`. Ranks that share
-    a GPU have that much each; without it, equal parts of the GPU."""
+    a GPU have that much each; without it, equal parts of the GPU. One rank of a world has what NCCL would leave it."""
     if device.type != "cuda":
         return
     asked_gib, sharing = config.hardware.device_memory_gib, config.hardware.ranks_per_gpu
-    if asked_gib is None and sharing == 1:
+    missing = _missing_bytes(config) if config.world == "one_rank" else 0
+    if asked_gib is None and sharing == 1 and not missing:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
     reserved = torch.cuda.memory_reserved(device)
@@ -196,9 +198,17 @@ def _emulate_memory(config: TrialConfig, device: torch.device) -> None:
         dist.all_gather_object(of_ranks, (device.index, reserved))
         reserved = sum(size for index, size in of_ranks if index == device.index)
     free, total = torch.cuda.mem_get_info(device)
-    outside = (total - free - reserved) / sharing  # the context and NCCL's buffers
+    outside = (total - free - reserved) / sharing + missing  # the context and NCCL's buffers
     allowed = (total / sharing if asked_gib is None else asked_gib * 2**30) - outside
     torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
+
+
+def _missing_bytes(config: TrialConfig) -> int:
+    """Bytes that NCCL would hold on this rank if the others of its world were there."""
+    method = methods.get(config.method.name)
+    layout = method.layout(config.method, config.sp_size)
+    sends = "send_recv" in method.PRIMITIVE and layout.ring_degree > 1
+    return nccl.held_bytes(layout.ulysses_degree, config.ranks_per_node, sends=sends)
 
 
 def _mesh(config: TrialConfig) -> DeviceMesh:

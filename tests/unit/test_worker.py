@@ -162,12 +162,25 @@ def test_a_rank_on_the_cpu_computes_with_its_own_number_of_threads(make_config):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("cap_gib", "fraction"), [(40, (40 - 6) / 80), (90, 1.0), (None, 1.0)])
+ONE_OF_FOUR = {"world": "one_rank", "sp_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("cap_gib", "of", "fraction"),
+    [
+        *((40, {}, (40 - 6) / 80), (90, {}, 1.0), (None, {}, 1.0)),
+        # NCCL's buffers, of which one rank has none
+        (40, ONE_OF_FOUR | {"method": "ulysses"}, (40 - 6 - 3.94) / 80),
+        (None, ONE_OF_FOUR | {"method": "ring"}, (80 - 6 - 3.2) / 80),
+        (None, ONE_OF_FOUR | {"method": "all_gather"}, (80 - 6 - 2.75) / 80),
+        (None, ONE_OF_FOUR | {"method": "usp", "method__ulysses_degree": 2}, (80 - 6 - 3.65) / 80),
+    ],
+)
 def test_an_emulated_memory_is_of_all_on_the_device_and_not_of_torchs_allocator_alone(
-    make_config, monkeypatch, cap_gib, fraction
+    make_config, monkeypatch, cap_gib, of, fraction
 ):
     gib, device, fractions = 2**30, torch.device("cuda", 1), {}
-    config = make_config(fabric="nvlink", hardware="h200", hardware__device_memory_gib=cap_gib)
+    config = make_config(fabric="nvlink", hardware="h200", hardware__device_memory_gib=cap_gib, **of)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: {device: (70 * gib, 80 * gib)}[of])
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda of: {device: 4 * gib}[of])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, of: fractions.update({of: part}))
