@@ -20,7 +20,7 @@ from sp_bench import programs
 
 PACKAGE = Path(__file__).parent
 
-# Dense FLOP/s by device-name pattern and dtype; the first match counts. fp32 is without TF32; float8 is of e4m3 and e5m2.
+# Dense FLOP/s by device-name pattern and dtype; the first match counts. fp32 is without TF32.
 PEAK_FLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
     # NVIDIA H100 and H200 datasheets, SXM: 1,979 TFLOP/s with sparsity, so 989.4 dense; FP8 3,958, so 1,979; fp32 66.9.
     (

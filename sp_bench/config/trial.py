@@ -777,9 +777,9 @@ class WorkloadConfig:
     linear_dtype: Annotated[
         Literal["model", "float8_rowwise", "float8_tensorwise"],
         Declared(
-            "train_step: the products of the layers' matrices, forward and backward, are in the trial's dtype (model) or "
-            "in FP8 with one scale for each row (float8_rowwise) or for each tensor (float8_tensorwise); embedding, "
-            "head and attention stay in the dtype; null in old rows: model",
+            "train_step: what multiplies the layers' matrices: model, in the trial's dtype | float8_rowwise, in FP8 "
+            "with a scale for each row | float8_tensorwise, with one for each tensor; embedding, head and attention "
+            "stay in the dtype; null in old rows: model",
             of=("train_step",),
             old_rows="model",
             omitted=True,

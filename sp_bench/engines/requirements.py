@@ -242,7 +242,7 @@ def _float8_reason(config: TrialConfig) -> Prose | None:
     ):
         if value != works:
             word = "null" if works is None else works
-            return f"{said}: {option}={value} is not proven with FP8; use {option}={word}, or workload.linear_dtype=model"
+            return f"{said}: {option}={value} is not proven in FP8; use {option}={word}, or workload.linear_dtype=model"
     tokens = FLOAT8_MULTIPLE * config.sp_size
     sizes = {"seq_len": (config.seq_len, tokens), "model.hidden_size": (model.hidden_size, FLOAT8_MULTIPLE)}
     sizes |= {"model.intermediate_size": (model.intermediate_size, FLOAT8_MULTIPLE)}

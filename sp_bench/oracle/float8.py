@@ -1,9 +1,9 @@
 """Proves a step whose products are in FP8, which is lossy: its error is that of rounding to FP8, and no more.
 
-The engine's gradients are compared, parameter by parameter, with those of one process that computes in the trial's dtype
-without FP8, and with those of one that rounds the factors of each product to FP8 by plain casts (`quantised`). How far
-these two are from each other is what rounding costs. The engine may be twice as far from the first. From the second it
-is less far than that: the two round alike, but for what their inputs differ by.
+The engine's gradients are compared, parameter by parameter, with those of one process that computes in the trial's
+dtype without FP8, and with those of one that rounds the factors of each product to FP8 by plain casts (`quantised`).
+How far these two are from each other is what rounding costs. The engine may be twice as far from the first. It is
+nearer to the second: the two round alike, but for what their inputs differ by.
 
 It is the second step that is compared. Between the steps all weights are multiplied by GROWTH, and the second has
 another text, so a scale that was kept from the first shows.
