@@ -248,7 +248,7 @@ def start(
     code = replace(model_code.named(workload.model_code, device), rounds_factors=in_float8)
     decoder = train.build_decoder(config.model, attention, config.dtype, keeping, code)
     if in_float8:
-        float8.convert(decoder, config)
+        float8.converted(decoder.blocks, config, gathers=gathers_float8)
     shard(decoder, config, mesh, device)
     if gathers_float8:
         float8.scale_gathered(decoder)

@@ -132,7 +132,7 @@ def of_weights(
         for start, document in _documents(config, sequence):
             # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored weights.
             narrow = {
-                name: leaf.to(compute_dtype) if casts or not _in_layer(name, leaf) else leaf
+                name: leaf.to(compute_dtype) if casts or not in_layer(name, leaf) else leaf
                 for name, leaf in leaves.items()
             }
             tokens, labels = text.tokens_of(document)[:-1], _labels(config, document)
@@ -142,7 +142,7 @@ def of_weights(
     return Gradients(token_losses, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None})
 
 
-def _in_layer(name: str, parameter: Tensor) -> bool:
+def in_layer(name: str, parameter: Tensor) -> bool:
     """Whether it is a matrix of a layer."""
     return name.startswith("blocks.") and parameter.ndim == 2
 

@@ -54,6 +54,16 @@ def casts_weights(config: TrialConfig, computed: torch.dtype) -> bool:
     return not (is_quantised(config, computed) and gathers_float8(config))
 
 
+def of_product(x: Tensor, w: Tensor, dy: Tensor, recipe: Recipe | None) -> tuple[Tensor, Tensor, Tensor]:
+    """y = x w', dx = dy w and dw = dy' x; None: without FP8, in fp32."""
+    if recipe is None:
+        x, w, dy = x.float(), w.float(), dy.float()
+        return x @ w.t(), dy @ w, dy.t() @ x
+    x, w = x.requires_grad_(), w.requires_grad_()
+    y = _Product.apply(x, w, recipe, [torch.arange(len(x), device=x.device)])
+    return y.detach(), *torch.autograd.grad(y, (x, w), dy)
+
+
 def _product(recipe: Recipe, parts: Sequence[Tensor], x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     y = _Product.apply(x, w, recipe, [part.to(x.device) for part in parts])
     return y if bias is None else y + bias.to(y.dtype)

@@ -308,8 +308,9 @@ COLUMNS = (
     measured("float8_grad_error", PARAMETER_ERROR, "",
         "products in FP8: worst parameter's gradient in the second step against one process without FP8, relative L2; "
         "budget: 2 x (error of one process that rounds to FP8 by plain casts + eps)"),
-    measured("quantised_grad_error", PARAMETER_ERROR, "",
-        "the same against that process; budget: 0.75 x its error + 2 eps"),
+    measured("float8_product_error", PARAMETER_ERROR, "",
+        "the worst product of a layer's matrices, forward or backward, against that of factors rounded by plain casts; "
+        "budget: half of what that rounding costs"),
     measured("timed_loss_error", REAL, "",
         "train_step: tokens' losses at the timed length and full depth against the same text cut short; null: old row",
         required=("train_step",), since=2, unless=("fits", "one_rank")),

@@ -8,29 +8,31 @@ Embedding and head stay in the trial's dtype, as in torchtitan's recipes: the he
 loss directly, and a lookup multiplies nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.training import gathers_float8
 from sp_bench.measure import ledger
 from sp_bench.training.model import Decoder
 
+Module = TypeVar("Module", bound=nn.Module)
 
-def convert(decoder: Decoder, config: TrialConfig) -> None:
-    """Have the linear modules of all layers multiply in FP8. Before FSDP: where it gathers FP8, parameters are tensors
-    that know how."""
+
+def converted(module: Module, config: TrialConfig, *, gathers: bool) -> Module:
+    """`module`, with its linear modules in FP8. gathers: their parameters become tensors that FSDP, which comes after,
+    gathers in FP8."""
     from torchao.float8 import (  # pyright: ignore[reportMissingImports]
         Float8LinearConfig,
         convert_to_float8_training,
     )
 
     recipe = Float8LinearConfig.from_recipe_name(config.workload.linear_dtype.removeprefix("float8_"))
-    recipe = replace(recipe, enable_fsdp_float8_all_gather=gathers_float8(config))
-    for block in decoder.blocks:
-        convert_to_float8_training(block, config=recipe)
+    recipe = replace(recipe, enable_fsdp_float8_all_gather=gathers)
+    return convert_to_float8_training(module, config=recipe)
 
 
 def scale_gathered(decoder: Decoder) -> None:
@@ -47,7 +49,18 @@ def master(shard: Tensor) -> Tensor:
     return getattr(shard, "_tensor", shard)
 
 
-def multiply(x: Tensor, w: Tensor) -> Tensor:
-    """x [n,K] in e4m3 times the transpose of w [N,K] in e4m3 or e5m2, with scales of 1, in bf16. The product alone."""
+def products(x: Tensor, w: Tensor, dy: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """What computes y = x w', dx = dy w and dw = dy' x of x [n,K], w [N,K] and dy [n,N] in e4m3, with scales of 1, in
+    bf16: the products alone, of factors that are rounded and laid out already. As in the recipes, that of the forward
+    adds up faster."""
     one = torch.ones((), device=x.device)
-    return torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    factors = [each.to(torch.float8_e4m3fn).contiguous() for each in (x, w, dy, w.t(), dy.t(), x.t())]
+
+    def call() -> tuple[Tensor, ...]:
+        pairs = zip(factors[0::2], factors[1::2], strict=True)
+        return tuple(
+            torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=not number)
+            for number, (a, b) in enumerate(pairs)
+        )
+
+    return call
