@@ -26,7 +26,7 @@ def check(rank: int, world_size: int, kind: str, checkpointing: str, backend: st
     config = trial(METHODS[world_size], world_size, seq_len=128, dtype="bfloat16", workload=workload)
     found = check_counted_bytes(config).columns
     for name in ("float8_grad_error", "float8_product_error"):
-        assert 0 < found[name]["error"] < found[name]["budget"], found
+        assert found[name]["error"] < found[name]["budget"], found
 
 
 CHECKPOINTING = ["none", *(pytest.param(c, marks=pytest.mark.faults) for c in ("full", "selective_output"))]
