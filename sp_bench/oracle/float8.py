@@ -80,25 +80,23 @@ def _products(config: TrialConfig, device: torch.device) -> Iterator[Finding]:
         rows_by_1 = torch.randn(rows, 1, device=device, generator=generator).exp() * size
         return (torch.randn(rows, columns, device=device, generator=generator) * rows_by_1).to(dtype)
 
+    recipe = quantised.RECIPES[config.workload.linear_dtype]
     for rows, columns in sorted({shape for shape in block_shapes(config.model).values() if len(shape) == 2}):
-        module = nn.Linear(columns, rows, bias=False, device=device, dtype=dtype)
-        module = float8.converted(nn.Sequential(module), config, gathers=False)
-        multiply = model_code.named(config.workload.model_code, device).part(module)
+        linear = nn.Linear(columns, rows, bias=False, device=device, dtype=dtype)
+        linear = float8.converted(linear, config, gathers=False)
+        multiply, w = model_code.named(config.workload.model_code, device).part(linear), linear.weight
         with torch.no_grad():
-            module[0].weight.copy_(drawn(rows, columns, columns**-0.5))
-        multiply(drawn(tokens, columns).requires_grad_()).backward(drawn(tokens, rows, GRADIENT_SIZE))
+            w.copy_(drawn(rows, columns, columns**-0.5))
+        first = drawn(tokens, columns).requires_grad_()
+        torch.autograd.grad(multiply(first), (first, w), drawn(tokens, rows, GRADIENT_SIZE))
         with torch.no_grad():
-            module[0].weight.mul_(GROWTH)
-        module[0].weight.grad = None
-        x, dy, w = drawn(tokens, columns).requires_grad_(), drawn(tokens, rows, GRADIENT_SIZE), module[0].weight
+            w.mul_(GROWTH)
+        x, dy = drawn(tokens, columns).requires_grad_(), drawn(tokens, rows, GRADIENT_SIZE)
         y = multiply(x)
-        y.backward(dy)
+        found = y.detach(), *torch.autograd.grad(y, (x, w), dy)
         with full_precision():
-            exact, plain = (
-                quantised.of_product(x.detach(), w.detach(), dy, recipe)
-                for recipe in (None, quantised.RECIPES[config.workload.linear_dtype])
-            )
-        for name, got, want, without in zip(("y", "dx", "dw"), (y.detach(), x.grad, w.grad), plain, exact, strict=True):
+            exact, plain = (quantised.of_product(x.detach(), w.detach(), dy, each) for each in (None, recipe))
+        for name, got, want, without in zip(("y", "dx", "dw"), found, plain, exact, strict=True):
             cost = relative(want, without)
             error, budget = relative(got, want), PRODUCT_FACTOR * cost
             what: Prose = f"{name} of a matrix of {rows} x {columns}"

@@ -61,7 +61,8 @@ def of_product(x: Tensor, w: Tensor, dy: Tensor, recipe: Recipe | None) -> tuple
         return x @ w.t(), dy @ w, dy.t() @ x
     x, w = x.requires_grad_(), w.requires_grad_()
     y = _Product.apply(x, w, recipe, [torch.arange(len(x), device=x.device)])
-    return y.detach(), *torch.autograd.grad(y, (x, w), dy)
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+    return y.detach(), dx, dw
 
 
 def _product(recipe: Recipe, parts: Sequence[Tensor], x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

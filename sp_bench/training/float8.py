@@ -59,7 +59,9 @@ def products(x: Tensor, w: Tensor, dy: Tensor) -> Callable[[], tuple[Tensor, ...
     def call() -> tuple[Tensor, ...]:
         pairs = zip(factors[0::2], factors[1::2], strict=True)
         return tuple(
-            torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=not number)
+            torch.ops.aten._scaled_mm.default(
+                a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=not number
+            )
             for number, (a, b) in enumerate(pairs)
         )
 
