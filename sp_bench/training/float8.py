@@ -10,7 +10,7 @@ loss directly, and a lookup multiplies nothing.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def converted(module: Module, config: TrialConfig, *, gathers: bool) -> Module:
 
     recipe = Float8LinearConfig.from_recipe_name(config.workload.linear_dtype.removeprefix("float8_"))
     recipe = replace(recipe, enable_fsdp_float8_all_gather=gathers)
-    return convert_to_float8_training(module, config=recipe)
+    return cast(Module, convert_to_float8_training(module, config=recipe))
 
 
 def scale_gathered(decoder: Decoder) -> None:
