@@ -39,7 +39,7 @@ def run(*words: str) -> pd.DataFrame:
 RATIO_COLUMNS = (
     *("evidence", "workload", "pass_kind", "engine", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("dtype", "causal", "window", "hardware", "fabric", "kernel", "launch", "packing", "document_len", "sp_size"),
-    *("seq_len", "model_code", "checkpoint_offload", "optimizer_offload"),
+    *("seq_len", "linear_dtype", "model_code", "checkpoint_offload", "optimizer_offload"),
 )
 
 

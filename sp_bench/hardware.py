@@ -22,10 +22,14 @@ PACKAGE = Path(__file__).parent
 
 # Dense FLOP/s by device-name pattern and dtype; the first match counts. fp32 is without TF32.
 PEAK_FLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
-    # NVIDIA H100 and H200 datasheets, SXM: 1,979 TFLOP/s with sparsity, so 989.4 dense; fp32 66.9, fp64 33.5.
-    (r"H100 (80GB HBM3|SXM)|H200(?! NVL)", {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12}),
-    # NVIDIA HGX B200 (1,000 W) datasheet: 4,500 TFLOP/s with sparsity, so 2,250 dense; its fp32 differs by edition.
-    (r"(?<!G)B200", {"bfloat16": 2250e12, "float16": 2250e12}),
+    # NVIDIA H100 and H200 datasheets, SXM: 1,979 TFLOP/s with sparsity, so 989.4 dense; FP8 3,958, so 1,979; fp32 66.9.
+    (
+        r"H100 (80GB HBM3|SXM)|H200(?! NVL)",
+        {"bfloat16": 989.4e12, "float16": 989.4e12, "float8": 1979e12, "float32": 66.9e12},
+    ),
+    # NVIDIA HGX B200 (1,000 W) datasheet: 4,500 TFLOP/s with sparsity, so 2,250 dense; FP8 9,000, so 4,500; its fp32
+    # differs by edition.
+    (r"(?<!G)B200", {"bfloat16": 2250e12, "float16": 2250e12, "float8": 4500e12}),
     # NVIDIA A100 datasheet: 312 dense, fp32 19.5.
     (r"A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}),
 )
@@ -57,6 +61,7 @@ PACKAGES = (
     "transformer-engine",
     "nvidia-cutlass-dsl",  # compiles FlashAttention-4
     "xformers",  # brings FlashAttention-3
+    "torchao",
 )
 
 RECORDED_VARIABLES = re.compile(

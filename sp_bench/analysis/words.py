@@ -38,8 +38,9 @@ _ENGINE, _TRANSPORT, _INNER_RING = "engine.name", "method.exchange", "method.inn
 # The order in names and tables. Other options follow in the order of their declarations.
 _ORDER = (
     *("method.head_chunks", "method.head_stages", _INNER_RING, "method.head_stride", _TRANSPORT, _RECOMPUTED),
-    *("workload.model_code", "workload.loss_tile_tokens", "workload.mlp_tile_tokens", "workload.checkpoint_offload"),
-    *("engine.reshard_after_forward", "engine.reduce_gradients", "engine.optimizer_offload"),
+    *("workload.linear_dtype", "workload.model_code", "workload.loss_tile_tokens", "workload.mlp_tile_tokens"),
+    *("workload.checkpoint_offload", "engine.reshard_after_forward", "engine.reduce_gradients"),
+    "engine.optimizer_offload",
 )
 _ORDERED = sorted(OPTIONS, key=lambda option: _ORDER.index(option.path) if option.path in _ORDER else len(_ORDER))
 _OF_METHOD = tuple(option.path for option in _ORDERED if option.named and option.group == "method")

@@ -774,6 +774,21 @@ class WorkloadConfig:
             words={0.5: "half of the labels masked", "": "{:.0%} of the labels masked"},
         ),
     ] = 0.0
+    linear_dtype: Annotated[
+        Literal["model", "float8_rowwise", "float8_tensorwise"],
+        Declared(
+            "train_step: what multiplies the layers' matrices: model, in the trial's dtype | float8_rowwise, in FP8 "
+            "with a scale for each row | float8_tensorwise, with one for each tensor; embedding, head and attention "
+            "stay in the dtype; null in old rows: model",
+            of=("train_step",),
+            old_rows="model",
+            omitted=True,
+            words={"model": "", "float8_rowwise": "FP8 by row", "float8_tensorwise": "FP8 by tensor"},
+            named=True,
+            head="products",
+            under_head={"model": "", "float8_rowwise": "FP8 by row", "float8_tensorwise": "FP8 by tensor"},
+        ),
+    ] = "model"
 
     def __post_init__(self) -> None:
         positive = ("correctness_seq_len", "learning_rate", "max_grad_norm", "micro_batches")
@@ -816,8 +831,9 @@ class WorkloadConfig:
                 "workload.checkpoint_offload=true: activation_checkpointing=none keeps no checkpoints; use full, "
                 "selective, selective_output or selective_mlp"
             )
-        for option in ("micro_batches", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "checkpoint_offload"):
-            if (value := getattr(self, option)) not in (None, False) and self.pass_kind != "step":
+        of_steps = ("micro_batches", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "checkpoint_offload")
+        for option in (*of_steps, "linear_dtype"):
+            if (value := getattr(self, option)) not in (None, False, "model") and self.pass_kind != "step":
                 raise ConfigError(
                     f"workload.{option}={value}: workload {self.name} takes no optimizer step; leave it out, or use "
                     "workload=train_step"

@@ -23,6 +23,8 @@ HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2")  # engines 
 # What each model code leaves no call of in the layers. The final norm is in none, and not compiled: norms' operation
 # still runs there.
 REPLACED_OPS: Mapping[str, tuple[str, ...]] = {"compiled": (SWIGLU_OP,), "liger": (SWIGLU_OP, NORM_OP)}
+E4M3 = "float8_e4m3fn"  # torch's name
+FLOAT8_MULTIPLE = 16  # rows and columns of both factors of a product in FP8 on CUDA
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
 
@@ -144,11 +146,31 @@ def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
 def matmul_flops(config: TrialConfig, padded_seq_len: int) -> int:
     """The part of `hardware_flops` that is matrix products outside attention."""
     model, tokens = config.model, _tokens(config, padded_seq_len)
-    flops = 3 * 2 * matmul_parameters(model) * tokens
-    flops += 2 * model.num_layers * _repeated_parameters(config) * tokens
+    flops = 3 * 2 * model.vocab_size * model.hidden_size * tokens
+    flops += sum(_layer_flops(config, padded_seq_len))
     if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again
         flops += 2 * model.vocab_size * model.hidden_size * (4 * _scored_tokens(config, padded_seq_len) - 3 * tokens)
     return flops
+
+
+def _layer_flops(config: TrialConfig, padded_seq_len: int) -> tuple[int, int]:
+    """FLOPs of the products of the layers' matrices in one step: of the forward, also where it is computed again, and
+    of the backward."""
+    tokens = 2 * config.model.num_layers * _tokens(config, padded_seq_len)
+    matrices = block_matmul_parameters(config.model)
+    return tokens * (matrices + _repeated_parameters(config)), tokens * 2 * matrices
+
+
+def matmul_flops_by_dtype(config: TrialConfig, padded_seq_len: int) -> dict[str, int]:
+    """`matmul_flops` by the dtypes of the two factors. Recipes in FP8 have e4m3 everywhere, but e5m2 for the gradient
+    of an output that has one scale."""
+    whole = matmul_flops(config, padded_seq_len)
+    if config.workload.linear_dtype == "model":
+        return {config.dtype: whole}
+    forward, backward = _layer_flops(config, padded_seq_len)
+    if config.workload.linear_dtype == "float8_rowwise":
+        return {config.dtype: whole - forward - backward, E4M3: forward + backward}
+    return {config.dtype: whole - forward - backward, E4M3: forward, f"{E4M3}+float8_e5m2": backward}
 
 
 def _scored_tokens(config: TrialConfig, padded_seq_len: int) -> int:
@@ -177,6 +199,8 @@ def _repeated_parameters(config: TrialConfig) -> int:
         # DeepSpeed's TiledMLP keeps its input alone, so its backward repeats its forward once more
         return block_matmul_parameters(model) + (3 * mlp if config.workload.mlp_tile_tokens else 0)
     kept = 3 * mlp if checkpointing == "selective_mlp" else mlp
+    if config.workload.linear_dtype != "model":  # as under ZeRO-3: an input is kept when the output is computed
+        kept -= mlp
     return block_matmul_parameters(model) - kept
 
 
@@ -235,7 +259,7 @@ def expected_work(
     if engine not in (*OUR_DECODER, *HUGGING_FACE):
         return ExpectedWork()
     expected = ExpectedWork(
-        matmul_flops={config.dtype: matmul_flops(config, padded_seq_len)} if products else None,
+        matmul_flops=matmul_flops_by_dtype(config, padded_seq_len) if products else None,
         updated_elements=updated_elements(config),
         replaced_ops=_replaced_ops(config),
         updated_by=_updated_by(config),
@@ -287,8 +311,11 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
     num_shards, replicas = config.num_shards, config.dp_replicate_size
     root = _shard_elements(root_shapes(config.model), num_shards)
     blocks = config.model.num_layers * _shard_elements(block_shapes(config.model), num_shards)
-    gathers = 1 if config.engine.reshard_after_forward is False else 2
-    gathered = (num_shards - 1) * (root + gathers * blocks) * ELEMENT_BYTES[config.dtype]
+    gathers, element = 1 if config.engine.reshard_after_forward is False else 2, ELEMENT_BYTES[config.dtype]
+    narrower = 0
+    if gathers_float8(config):
+        narrower = config.model.num_layers * block_matmul_parameters(config.model) // num_shards * (element - 1)
+    gathered = (num_shards - 1) * ((root + gathers * blocks) * element - gathers * narrower)
     reduced = (root + blocks) * _reduce_bytes(config)
     gradients = {
         ("gradients", "reduce_scatter"): Fraction((num_shards - 1) * reduced),
@@ -299,6 +326,12 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
     return add_traffic(
         scale_traffic({("parameters", "all_gather"): Fraction(gathered)}, times), scale_traffic(gradients, reductions)
     )
+
+
+def gathers_float8(config: TrialConfig) -> bool:
+    """Whether FSDP2 gathers the layers' matrices in FP8: if they have one scale, and ranks share them. Their rows are
+    then divisible by the ranks."""
+    return config.workload.linear_dtype == "float8_tensorwise" and config.num_shards > 1
 
 
 def _reduce_bytes(config: TrialConfig) -> int:

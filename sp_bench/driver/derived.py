@@ -142,6 +142,8 @@ def _utilisation(
     if device_name and (peak := hardware.peak_flops(device_name, config.dtype)):
         of_all = seconds * config.world_size * peak
         found |= {"mfu": row["model_flops"] / of_all, "hfu": row["hardware_flops"] / of_all}
+    if config.workload.linear_dtype != "model" and (peak := hardware.peak_flops(device_name or "", "float8")):
+        found["float8_mfu"] = row["model_flops"] / (seconds * config.world_size * peak)
     return found
 
 

@@ -17,7 +17,10 @@ from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.rows import store
 
 _GROUPS = ("method", "kernel")
-_OF_STEP = ("activation_checkpointing", "checkpoint_offload", "model_code", "loss_tile_tokens", "mlp_tile_tokens")
+_OF_STEP = (
+    *("activation_checkpointing", "checkpoint_offload", "model_code", "linear_dtype"),
+    *("loss_tile_tokens", "mlp_tile_tokens"),
+)
 _PROVEN = ("workload.name", "workload.pass_kind", "workload.causal", "workload.packing", "workload.sinks", "dtype")
 _OF_HEADS = ("model.v_head_dim", "model.kv_lora_rank")  # of attention: that there are such, of any size
 PROOF_LEN, MOST_WINDOW = 4096, 2048  # tokens of the proof that is suggested, and the longest window there

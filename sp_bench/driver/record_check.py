@@ -51,9 +51,10 @@ def checked(outcome: Outcome, config: TrialConfig) -> Outcome:
     columns = derived(config, padded_len, record, device_name)
     if problem := next(_overridden(record, asked, columns), None):
         return _refused(outcome, problem)
-    if columns["hfu"] is not None and columns["hfu"] > 1:
-        peak = (hardware.peak_flops(device_name or "", config.dtype) or 0) / 1e12
-        reason = f"{columns['hfu'] * peak:.0f} TFLOP/s a device is above its peak of {peak:.0f}: the step did not do "
+    dtypes = (config.dtype, config.dtype if config.workload.linear_dtype == "model" else "float8")
+    peak, most = ((hardware.peak_flops(device_name or "", each) or 0) / 1e12 for each in dtypes)
+    if columns["hfu"] is not None and columns["hfu"] * peak > most:
+        reason = f"{columns['hfu'] * peak:.0f} TFLOP/s a device is above its peak of {most:.0f}: the step did not do "
         return replace(outcome, status="incorrect", reason=f"{reason}the work", measured={})
     measured = {name: value for name, value in record.items() if name != "environment"} | columns
     if not config.is_timed:

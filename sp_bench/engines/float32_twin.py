@@ -16,7 +16,8 @@ def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     On packs transformers' flash attention stays, because it finds the documents otherwise than sdpa does, whose math
     backend it would be. The math kernel then replaces flash-attn's two functions alone.
     """
-    twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE))
+    workload = replace(config.workload, linear_dtype="model")  # FP8 is proven beside it (oracle/float8.py)
+    twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE), workload=workload)
     if config.engine.name in HUGGING_FACE and config.kernel.name == "flash_attn" and config.workload.packing != "none":
         twin = replace(twin, kernel=config.kernel)
     method = methods.get(config.method.name)

@@ -6,7 +6,7 @@ This is the reference engine: all bytes that it sends are predicted exactly, but
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
-from sp_bench.training import cross_entropy, model_code, train
+from sp_bench.training import cross_entropy, float8, model_code, train
 from sp_bench.training.model import AttentionCall, Block, Decoder, Keeping, initialise
 from sp_bench.training.offload import Offload, page_locking
 from sp_bench.training.train import Batch, Part, StepResult, Tick, Watch
@@ -134,7 +134,8 @@ def local_shards(decoder: Decoder) -> dict[str, Parameter]:
     in each step, and 7 s more in the first, which asks how each operation is sharded (torch 2.13, one core).
     """
     return {
-        name: Parameter(cast(DTensor, parameter.detach()).to_local()) for name, parameter in decoder.named_parameters()
+        name: Parameter(float8.master(cast(DTensor, parameter.detach()).to_local()))
+        for name, parameter in decoder.named_parameters()
     }
 
 
@@ -165,6 +166,7 @@ class Training:
     max_grad_norm: float | None
     loss_tile_tokens: int | None
     reduces_each: bool  # gradients are reduced in each micro-batch, not in the last alone
+    gathers_float8: bool
     watch: Watch | None
     on_host: "HostTime | None"  # of the optimizer, where it steps in host memory
 
@@ -195,6 +197,8 @@ class Training:
         norm = train.update(
             self.shards.values(), self.optimizer, self.max_grad_norm, mesh=self.mesh, on_host=self.on_host is not None
         )
+        if self.gathers_float8:
+            float8.scale_gathered(self.decoder)
         return StepResult(loss, norm, losses, None if self.on_host is None else self.on_host.ms)
 
     def _parts(self) -> Iterator[Part]:
@@ -240,14 +244,19 @@ def start(
     workload = config.workload
     offload = Offload(config.model.num_layers) if workload.checkpoint_offload else None
     keeping = Keeping(workload.activation_checkpointing or "none", workload.mlp_tile_tokens, offload)
-    code = model_code.named(workload.model_code, device)
+    in_float8, gathers_float8 = workload.linear_dtype != "model", training_costs.gathers_float8(config)
+    code = replace(model_code.named(workload.model_code, device), rounds_factors=in_float8)
     decoder = train.build_decoder(config.model, attention, config.dtype, keeping, code)
+    if in_float8:
+        float8.converted(decoder.blocks, config, gathers=gathers_float8)
     shard(decoder, config, mesh, device)
+    if gathers_float8:
+        float8.scale_gathered(decoder)
     shards = local_shards(decoder)
     optimizer = train.make_optimizer(shards.values(), workload)
     reduces_each = config.engine.reduce_gradients != "last_micro_batch"
     on_host = HostTime(optimizer) if config.engine.optimizer_offload else None
     return Training(
         *(decoder, sharding_mesh(mesh, config.dp_replicate_size), shards, optimizer),
-        *(workload.max_grad_norm, workload.loss_tile_tokens, reduces_each, watch, on_host),
+        *(workload.max_grad_norm, workload.loss_tile_tokens, reduces_each, gathers_float8, watch, on_host),
     )

@@ -2,13 +2,14 @@
 
 import shutil
 from dataclasses import replace
+from functools import cache
 
 from sp_bench import engines, hardware, methods
 from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs.attention import Traffic
-from sp_bench.costs.training import train_step_traffic
+from sp_bench.costs.training import FLOAT8_MULTIPLE, block_shapes, gathers_float8, train_step_traffic
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.engines.libraries import ATTENTION, CONTEXT_PARALLEL
 from sp_bench.kernels import REFERENCE
@@ -40,6 +41,7 @@ _PACKING = ("fsdp2", *HUGGING_FACE, "hf_fsdp2")  # their loaders know documents 
 # whose first step peaks below later ones: it has no moments yet, or ZeRO-3 gathers nothing ahead in it
 _FIRST_IS_LESS = ("deepspeed", *HUGGING_FACE, "hf_fsdp2", "megatron")
 _OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
+FLOAT8_CAPABILITY = (8, 9)  # Ada, the first whose tensor cores have FP8
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
 
@@ -140,7 +142,10 @@ def _reason(config: TrialConfig) -> Prose | None:
                 f"engine.backward_prefetch={engine.backward_prefetch}: with reshard_after_forward=false the backward "
                 "gathers nothing; leave one of them out"
             )
-        return _selective_output_reason(config) or _checkpoint_offload_reason(config) or _model_code_reason(config)
+        reasons = (_selective_output_reason, _checkpoint_offload_reason, _model_code_reason, _float8_reason)
+        return next(filter(None, (reason(config) for reason in reasons)), None)
+    if (linear := config.workload.linear_dtype) != "model":
+        return f"workload.linear_dtype={linear}: engine {name} multiplies in its dtype here; use model, or engine=fsdp2"
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):
         return (
@@ -219,6 +224,55 @@ def _model_code_reason(config: TrialConfig) -> Prose | None:
         return "workload.model_code=liger: Liger's kernels run on CUDA only; use eager or compiled"
     if code == "liger" and hardware.missing_packages("liger-kernel"):
         return "workload.model_code=liger needs liger-kernel: pip install 'sp-bench[liger]'"
+    return None
+
+
+def _float8_reason(config: TrialConfig) -> Prose | None:
+    """What keeps the layers' matrices from being multiplied in FP8. The reference quantises the tokens of one sequence
+    as a rank does, so a rank has those of one."""
+    workload, model, said = config.workload, config.model, f"workload.linear_dtype={config.workload.linear_dtype}"
+    if workload.linear_dtype == "model":
+        return None
+    for option, value, works in (
+        ("dtype", config.dtype, "bfloat16"),
+        ("batch_size", config.batch_size, 1),
+        ("workload.packing", workload.packing, "none"),
+        ("workload.mlp_tile_tokens", workload.mlp_tile_tokens, None),
+        ("engine.optimizer_offload", config.engine.optimizer_offload, None),
+    ):
+        if value != works:
+            word = "null" if works is None else works
+            return f"{said}: {option}={value} is not proven in FP8; use {option}={word}, or workload.linear_dtype=model"
+    tokens = FLOAT8_MULTIPLE * config.sp_size
+    sizes = {"seq_len": (config.seq_len, tokens), "model.hidden_size": (model.hidden_size, FLOAT8_MULTIPLE)}
+    sizes |= {"model.intermediate_size": (model.intermediate_size, FLOAT8_MULTIPLE)}
+    sizes |= {"model.num_kv_heads x head_dim": (model.num_kv_heads * model.head_dim, FLOAT8_MULTIPLE)}
+    for name, (size, multiple) in sizes.items():
+        if size % multiple:
+            return f"{said}: {name}={size} is not a multiple of {multiple}, as products in FP8 need; use one that is"
+    rows = {shape[0] for shape in block_shapes(model).values() if len(shape) == 2}
+    if gathers_float8(config) and (uneven := [each for each in sorted(rows) if each % config.num_shards]):
+        return (
+            f"{said}: a matrix of {uneven[0]} rows cannot be gathered in FP8 by {config.num_shards} ranks, which must "
+            "have equally many; use float8_rowwise, which is gathered in bf16, or another number of ranks"
+        )
+    if hardware.missing_packages("torchao"):
+        return f"{said} needs torchao: pip install 'sp-bench[float8]'"
+    return _float8_device_reason() if config.hardware.device == "cuda" else None
+
+
+@cache
+def _float8_device_reason() -> Prose | None:
+    """Cached, as the driver answers slowly. Without a driver nothing is known: a plan may be made where it does not
+    run."""
+    found = hardware.gpus()
+    for gpu in found.devices if found else ():
+        if gpu.capability is None or gpu.capability < FLOAT8_CAPABILITY:
+            capability = ".".join(map(str, gpu.capability or ("unknown",)))
+            return (
+                f"products in FP8 run on GPUs of compute capability 8.9 and above, not on {gpu.name} ({capability}); "
+                "use workload.linear_dtype=model"
+            )
     return None
 
 

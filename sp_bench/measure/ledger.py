@@ -317,6 +317,8 @@ class Ledger(TorchDispatchMode):
         tensor = sys.modules.get("torch.distributed.tensor")  # importing it costs each rank seconds
         if tensor is not None and any(issubclass(t, tensor.DTensor) for t in types):
             return NotImplemented  # DTensor first turns itself into the plain collectives that we count
+        if any(t.__module__.startswith("torchao.") for t in types):
+            return NotImplemented  # and so does FP8: into plain products of its elements
         namespace = func.namespace
         if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             self._record(f"{namespace}::{func._opname}", self._positional(func, args, kwargs or {}))

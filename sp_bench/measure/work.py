@@ -27,6 +27,7 @@ from sp_bench.measure.memory_parts import MOMENTS, SHARDS
 aten = torch.ops.aten
 # matrix product -> where among its arguments the two factors begin; the one before them is what the product is added to
 PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.addmm_: 1, aten.baddbmm: 1, aten.baddbmm_: 1}
+PRODUCTS |= {aten._scaled_mm: 0}  # of FP8
 EAGER_OPS = (SWIGLU_OP, NORM_OP, LOSS_OP)
 PRODUCT_NAMES = {f"aten::{op.__name__}" for op in PRODUCTS}
 

@@ -7,7 +7,7 @@ fp32 (fp64 for fp64 weights), and rounded to the weights' dtype.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from sp_bench.config.trial import ModelConfig
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [n,K], w [N,K], bias [N] -> [n,N]
 Weights = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -51,13 +52,18 @@ def within(weights: Weights, module: str) -> dict[str, Tensor]:
 
 
 def token_losses(
-    model: ModelConfig, weights: Weights, tokens: Tensor, labels: Tensor, window: int | None = None
+    model: ModelConfig,
+    weights: Weights,
+    tokens: Tensor,
+    labels: Tensor,
+    window: int | None = None,
+    product: Product = linear,
 ) -> Tensor:
     """tokens, labels [n] -> the loss of each token [n] in nats; 0 where the label is negative. `window`: tokens that
-    one sees in layers of that kind."""
+    one sees in layers of that kind. `product`: what multiplies the layers' matrices."""
     x = weights["embedding.weight"][tokens]
     for index in range(model.num_layers):
-        x = layer(model, within(weights, f"blocks.{index}."), x, window_of(model, index, window))
+        x = layer(model, within(weights, f"blocks.{index}."), x, window_of(model, index, window), product)
     return losses(model, weights, x, labels)
 
 
@@ -67,11 +73,11 @@ def window_of(model: ModelConfig, index: int, window: int | None) -> int | None:
     return window if pattern[index % len(pattern)] == "window" else None
 
 
-def layer(model: ModelConfig, weights: Weights, x: Tensor, window: int | None) -> Tensor:
+def layer(model: ModelConfig, weights: Weights, x: Tensor, window: int | None, product: Product = linear) -> Tensor:
     """The residual stream [n,h] before a layer -> after it. Each token sees the last `window` ones; None: all."""
     normed = _rms_norm(x, weights["attention_norm.weight"], model.norm_eps)
     q, k, v = (
-        linear(normed, weights[f"attention.{name}.weight"], weights.get(f"attention.{name}.bias")).view(
+        product(normed, weights[f"attention.{name}.weight"], weights.get(f"attention.{name}.bias")).view(
             len(x), -1, model.head_dim
         )
         for name in "qkv"
@@ -79,10 +85,10 @@ def layer(model: ModelConfig, weights: Weights, x: Tensor, window: int | None) -
     if model.qk_norm:
         q, k = (_rms_norm(y, weights[f"attention.{n}_norm.weight"], model.norm_eps) for n, y in (("q", q), ("k", k)))
     attended = _attention(_turned(q, model), _turned(k, model), v, window, weights.get("attention.sinks"))
-    x = x + linear(attended.flatten(1), weights["attention.out.weight"])
+    x = x + product(attended.flatten(1), weights["attention.out.weight"], None)
     normed = _rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
-    gate, up = (linear(normed, weights[f"feed_forward.{name}.weight"]) for name in ("gate", "up"))
-    return x + linear(_wide(gate).mul(_wide(gate).sigmoid()).to(up) * up, weights["feed_forward.down.weight"])
+    gate, up = (product(normed, weights[f"feed_forward.{name}.weight"], None) for name in ("gate", "up"))
+    return x + product(_wide(gate).mul(_wide(gate).sigmoid()).to(up) * up, weights["feed_forward.down.weight"], None)
 
 
 def losses(model: ModelConfig, weights: Weights, x: Tensor, labels: Tensor) -> Tensor:

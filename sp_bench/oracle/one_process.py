@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sp_bench.config.documents import spans
 from sp_bench.config.trial import TrialConfig
-from sp_bench.oracle import decoder
+from sp_bench.oracle import decoder, quantised
 from sp_bench.oracle.update import FORMULAS, MOMENTS, PARAMETER
 from sp_bench.training import text, train
 from sp_bench.training.cross_entropy import IGNORED
@@ -49,9 +49,9 @@ def gradients(
     config: TrialConfig, sequences: Tensor, compute_dtypes: Sequence[torch.dtype], device: torch.device
 ) -> list[Gradients]:
     """The first step on `sequences` [m*D*B,S+1], without its update, from the same weights in each of
-    `compute_dtypes`."""
+    `compute_dtypes`. In the trial's own dtype products of layers are in FP8, where the trial's are."""
     weights = initial(config, decoder.shapes(config.model), device)
-    return [_gradients(config, weights, sequences.to(device), dtype) for dtype in compute_dtypes]
+    return [of_weights(config, weights, sequences.to(device), dtype) for dtype in compute_dtypes]
 
 
 def initial(config: TrialConfig, shapes: decoder.Shapes, device: torch.device) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class OneProcess:
 
     def step(self, sequences: Tensor) -> train.StepResult:
         """One optimizer step on `sequences` [m*D*B,S+1]."""
-        token_losses, of = _gradients(self._config, self.weights, sequences, self._compute_dtype)
+        token_losses, of = of_weights(self._config, self.weights, sequences, self._compute_dtype)
         norm = torch.stack([gradient.double().square().sum() for gradient in of.values()]).sum().sqrt()
         limit = self._config.workload.max_grad_norm or math.inf
         self._num_steps += 1
@@ -117,24 +117,34 @@ def _labels(config: TrialConfig, document: Tensor) -> Tensor:
     return labels
 
 
-def _gradients(
+def of_weights(
     config: TrialConfig, weights: decoder.Weights, sequences: Tensor, compute_dtype: torch.dtype
 ) -> Gradients:
     """Forward and backward of `sequences` [m*D*B,S+1], one document at a time, so that memory does not grow with the
     number of ranks or micro-batches. A token without a label has the loss 0."""
     divisor, window = num_labels(config, sequences), _window(config, sequences.shape[1] - 1)
+    product = quantised.product(config, compute_dtype, sequences.shape[1] - 1)
+    casts = quantised.casts_weights(config, compute_dtype)
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     wide = torch.promote_types(compute_dtype, torch.float32)
     token_losses = torch.zeros(sequences[:, 1:].shape, dtype=wide, device=sequences.device)
     for sequence, sequence_losses in zip(sequences, token_losses, strict=True):
         for start, document in _documents(config, sequence):
             # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored weights.
-            narrow = {name: leaf.to(compute_dtype) for name, leaf in leaves.items()}
+            narrow = {
+                name: leaf.to(compute_dtype) if casts or not in_layer(name, leaf) else leaf
+                for name, leaf in leaves.items()
+            }
             tokens, labels = text.tokens_of(document)[:-1], _labels(config, document)
-            losses = decoder.token_losses(config.model, narrow, tokens, labels, window)
+            losses = decoder.token_losses(config.model, narrow, tokens, labels, window, product)
             (losses.sum() / divisor).backward()
             sequence_losses[start : start + len(labels)] = losses.detach()
     return Gradients(token_losses, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None})
+
+
+def in_layer(name: str, parameter: Tensor) -> bool:
+    """Whether it is a matrix of a layer."""
+    return name.startswith("blocks.") and parameter.ndim == 2
 
 
 def _window(config: TrialConfig, seq_len: int) -> int | None:

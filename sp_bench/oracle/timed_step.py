@@ -35,7 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sp_bench import engines, methods
+from sp_bench import engines
 from sp_bench.config.documents import cut
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
@@ -50,6 +50,7 @@ from sp_bench.oracle.training_step import (
     TOLERANCES,
     full_precision,
     labelled,
+    length_multiple,
     proof_seq_len,
     require,
     require_finite,
@@ -60,6 +61,7 @@ from sp_bench.training.train import StepResult, Tick, is_labelled, layout_of, pa
 # the worst token is the worst of many more at the timed length.
 LOSS_FACTOR, WORST_FACTOR = 2.0, 4.0
 MAX_ROUNDING = 4  # eps of the dtype
+MAX_FLOAT8_ROUNDING = torch.finfo(torch.float8_e4m3fn).eps / 2  # where the layers' products are in FP8
 # What a value may change by from one step to the next, relative to the largest of all, and so many times what it
 # changes by at the reduced length (docs/METRICS.md has what right runs reach).
 MAX_CHANGES = {"losses": (0.02, 3.0), "gradient norms": (0.2, 5.0)}
@@ -137,7 +139,9 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
             return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
     runs = [_run(config, text, mesh, device) for text in cut]
     rounding = _errors(runs[0], exact)
-    if not rounding.loss <= (limit := MAX_ROUNDING * torch.finfo(getattr(torch, config.dtype)).eps):
+    in_float8 = config.workload.linear_dtype != "model"
+    unit = torch.finfo(getattr(torch, config.dtype)).eps
+    if not rounding.loss <= (limit := MAX_FLOAT8_ROUNDING if in_float8 else MAX_ROUNDING * unit):
         raise Incorrect(
             f"losses at seq_len={exact.seq_len} in {config.dtype} differ from those in float32 by {rounding.loss:.3g} "
             f"(relative), budget {limit:.3g}"
@@ -176,7 +180,7 @@ def shorter_lengths(config: TrialConfig) -> list[int]:
     have none that is compared, so the longer one is there on one rank too, and has 3 of 4 labels or more."""
     lengths, masked = [proof_seq_len(config)], config.workload.masked_label_share > 0
     if (config.sp_size > 1 or masked) and not config.workload.single_step:
-        multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
+        multiple = length_multiple(config)
         less = config.seq_len // (2 * config.sp_size)
         longer = config.seq_len - (min(less, config.num_labels(config.seq_len) // 4) if masked else less)
         lengths.append(longer - (longer - config.seq_len) % multiple)

@@ -40,7 +40,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from sp_bench import engines, methods
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
-from sp_bench.costs.training import takes_mean_of_means
+from sp_bench.costs.training import FLOAT8_MULTIPLE, takes_mean_of_means
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import release_memory
@@ -177,9 +177,16 @@ def require_finite(config: TrialConfig, results: Sequence[StepResult]) -> None:
 
 def proof_seq_len(config: TrialConfig) -> int:
     """The reduced length, made a little shorter so that it needs as many padded tokens as the timed length does."""
-    multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
+    multiple = length_multiple(config)
     reduced = min(config.workload.correctness_seq_len, config.seq_len)
     return reduced - (reduced - config.seq_len) % multiple or config.seq_len
+
+
+def length_multiple(config: TrialConfig) -> int:
+    """Sequences that differ by a multiple of so many tokens need as many padded tokens; in FP8 each rank has a length
+    that its products can have."""
+    multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
+    return multiple if config.workload.linear_dtype == "model" else math.lcm(multiple, FLOAT8_MULTIPLE * config.sp_size)
 
 
 def proof_config(config: TrialConfig) -> TrialConfig:
@@ -255,7 +262,7 @@ def _low_budget(low: Gradients, wide: Gradients, eps: float, num_labels: int) ->
         2 * (float(off.norm() / want.norm()) + eps),
         2 * (float(off.abs().max() / want.norm()) * math.sqrt(num_labels) + eps),
         2 * (abs(_norm(low) / _norm(wide) - 1) + eps),
-        {name: 2 * (_relative(gradient, wide.of[name]) + eps) for name, gradient in low.of.items()},
+        {name: 2 * (relative(gradient, wide.of[name]) + eps) for name, gradient in low.of.items()},
     )
 
 
@@ -263,7 +270,7 @@ def _norm(gradients: Gradients) -> float:
     return math.sqrt(sum(map(_square_sum, gradients.of.values())))
 
 
-def _relative(got: Tensor, want: Tensor) -> float:
+def relative(got: Tensor, want: Tensor) -> float:
     """Relative L2 error; 0 if both are zero."""
     error, size = _square_sum(got, want), _square_sum(want)
     return math.sqrt(error / size) if size else math.inf if error else 0.0
@@ -452,7 +459,7 @@ class Observer:
         if not self._gradients:  # not rank 0
             return
         want = self._gradients.get(part.name)
-        error = math.inf if want is None or want.shape != part.whole.shape else _relative(part.whole, want)
+        error = math.inf if want is None or want.shape != part.whole.shape else relative(part.whole, want)
         budget = self._budgets.get(part.name, 0.0)
         what: Prose = f"the gradient of {part.name} in step 1, before clipping,"
         self._note("gradient", part.name, error, budget, _differs(what, "one process", error, budget))

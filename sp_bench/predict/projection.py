@@ -325,8 +325,10 @@ def pass_and_update_ms(config: TrialConfig, works: Mapping[str, Work], rates: Ra
     """ms of a training step's forwards and backwards, and of its update. works: of layers of each kind.
 
     Raises:
-        NotProjectable: no training step with its options was measured.
+        NotProjectable: no training step with its options was measured, or its products are in FP8.
     """
+    if (linear := config.workload.linear_dtype) != "model":
+        raise NotProjectable(f"workload.linear_dtype={linear}: no rate of products in FP8 is known; use model")
     if not all(rates.know_step(config, work) for work in works.values()):
         raise NotProjectable(
             f"no training step of fsdp2 with {in_words(step_options(config))} is among the rows; name a campaign that "
@@ -545,6 +547,8 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
         return None
     plain = asked["exchange"] == "collectives" and asked["placement"] != "ring_inner" and not cell.launch_note
     if not plain or any(asked[name] not in (None, 1) for name in OPTIONS) or asked["device_memory_gib"] is not None:
+        return None
+    if asked["linear_dtype"] not in (None, "model"):
         return None
     if asked["packing"] not in (None, "none") or any(asked[name] for name in UNKNOWN):
         return None  # the model knows whole sequences of keys and values only, each token of which sees all before it

@@ -28,7 +28,10 @@ from sp_bench.rows.schema import COLUMNS, SCHEMA, SCHEMA_VERSION
 from sp_bench.rows.store import IDENTITY, RowName
 
 # null unless the row is ok and timed
-RESULTS = ("step_ms", "median_step_ms", "tokens_per_s", "mfu", "hfu", "attention_flops_per_s", "share_of_limit")
+RESULTS = (
+    *("step_ms", "median_step_ms", "tokens_per_s", "mfu", "hfu", "float8_mfu", "attention_flops_per_s"),
+    "share_of_limit",
+)
 TENSORS = ("output", "dq", "dk", "dv")
 WITH_FLAGS = 4  # the schema version whose rows have all flags of times, leftovers and loss
 _REQUIRED = tuple(column for column in COLUMNS if column.required and column.name != "environment")  # not a result
@@ -314,8 +317,12 @@ def _times(row: _Row) -> Iterator[str]:
         of_all = seconds * world * (peak or math.nan)
         yield from _differs(row, "mfu", row["model_flops"] / of_all)
         yield from _differs(row, "hfu", row["hardware_flops"] / of_all)
-        if row["hfu"] > 1:
+        in_float8 = row["linear_dtype"] not in (None, "model")
+        most = hardware.peak_flops(row.device_name, "float8") if in_float8 else peak
+        if row["hfu"] * (peak or math.nan) > (most or math.inf):
             yield f"hfu={row['hfu']:.3g} is above the device's peak"
+        if in_float8 and most is not None:
+            yield from _differs(row, "float8_mfu", row["model_flops"] / (seconds * world * most))
     if row["schema_version"] >= WITH_FLAGS:
         wanted = flags_of_times(step_ms, window_ms) + flags_of_loss(row["loss"] or [])
         wanted += flags_of_leftover(row["leftover_bytes"], row["peak_allocated_bytes"])

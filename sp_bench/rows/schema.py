@@ -193,6 +193,9 @@ COLUMNS = (
     derived("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown",
         is_time=True),
     derived("hfu", REAL, "", "the same of hardware_flops", is_time=True),
+    derived("float8_mfu", REAL, "",
+        "products in FP8: model_flops / time / world_size / peak in FP8; mfu keeps the peak of dtype, which attention "
+        "and head have; null: none, or the peak is unknown", is_time=True),
     derived("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x",
         is_time=True),
     # what the untimed step is made of; it is slower than a timed one, for its operations are counted
@@ -302,6 +305,12 @@ COLUMNS = (
         "train_step in half precision: its step was proven in fp32 too, by its method (method), or by ours of the same "
         "degrees where its own takes half precision only (step_only); null: fp32, fp64, or an old row"),
     measured("fp32_grad_error", PARAMETER_ERROR, "", "train_step: grad_error of the proof in fp32"),
+    measured("float8_grad_error", PARAMETER_ERROR, "",
+        "products in FP8: worst parameter's gradient in the second step against one process without FP8, relative L2; "
+        "budget: 2 x (error of one process that rounds to FP8 by plain casts + eps)"),
+    measured("float8_product_error", PARAMETER_ERROR, "",
+        "the worst product of a layer's matrices, forward or backward, against that of factors rounded by plain casts; "
+        "budget: half of what that rounding costs"),
     measured("timed_loss_error", REAL, "",
         "train_step: tokens' losses at the timed length and full depth against the same text cut short; null: old row",
         required=("train_step",), since=2, unless=("fits", "one_rank")),

@@ -23,6 +23,7 @@ from sp_bench.attention.masked import of_shape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import block_shapes
 from sp_bench.measure.timing import release_memory, time_steps
+from sp_bench.training import float8
 
 REPETITIONS = 3
 SETTLING_MS = 300  # of a kernel on a GPU, before it is timed
@@ -44,7 +45,8 @@ def measured(config: TrialConfig, device: torch.device, earlier: Limit | None = 
     if earlier is not None and abs(head_ms / earlier.head_ms - 1) < AS_FAST:
         return earlier
     matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
-    products = {shape: _products_ms(shape, config, tokens, device) for shape in {*matrices}}
+    in_float8 = config.workload.linear_dtype != "model"
+    products = {shape: _products_ms(shape, config, tokens, device, in_float8=in_float8) for shape in {*matrices}}
     attention = sum(number * _attention_ms(config, kind, device) for kind, number in config.kinds.items())
     layers = attention + model.num_layers * sum(products[shape] for shape in matrices)
     release_memory(device)
@@ -69,8 +71,11 @@ def _attention_ms(config: TrialConfig, kind: str, device: torch.device) -> float
     return _alone_ms(call, device) * share / ranks
 
 
-def _products_ms(shape: tuple[int, ...], config: TrialConfig, tokens: float, device: torch.device) -> float:
-    """y = x w', dx = dy w, dw = dy' x of a matrix w [out,in] and x [tokens,in]."""
+def _products_ms(
+    shape: tuple[int, ...], config: TrialConfig, tokens: float, device: torch.device, *, in_float8: bool = False
+) -> float:
+    """y = x w', dx = dy w, dw = dy' x of a matrix w [out,in] and x [tokens,in]. In FP8 nothing is rounded: factors come
+    as the products take them."""
     rows = min(ROWS, max(int(tokens), 1))
     new = partial(torch.randn, dtype=getattr(torch, config.dtype), device=device)
     w, x, dy = new(*shape), new(rows, shape[1]), new(rows, shape[0])
@@ -78,7 +83,7 @@ def _products_ms(shape: tuple[int, ...], config: TrialConfig, tokens: float, dev
     def call() -> tuple[Tensor, ...]:
         return x @ w.T, dy @ w, dy.T @ x
 
-    return _alone_ms(call, device) * tokens / rows
+    return _alone_ms(float8.products(x, w, dy) if in_float8 else call, device) * tokens / rows
 
 
 def _alone_ms(call: Callable[[], object], device: torch.device) -> float:

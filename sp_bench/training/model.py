@@ -71,6 +71,9 @@ class Keeping(NamedTuple):
     offload: Offload | None = None  # workload.checkpoint_offload
 
 
+_AROUND_DOWN, _IN_FP8 = ("_hidden", "_swiglu", "_hidden_of"), ("_after", "_gate_and_up", "_down")
+
+
 class Block(nn.Module):
     """One decoder layer: a half before its attention, the attention, and a half after it. `keeping` says what it keeps
     for the backward."""
@@ -83,10 +86,11 @@ class Block(nn.Module):
         self.attention = SelfAttention(config, attention)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config)
-        # The product with `down` is in none of them: a layer that is recomputed can stop before it.
-        self._before, self._hidden, self._normed, self._swiglu, self._hidden_of = map(
-            code.part, (self._before, self._hidden, self._normed, self._swiglu, self._hidden_of)
-        )
+        # The product with `down` is in none of them: a layer that is recomputed can stop before it. In FP8 it cannot,
+        # and what rounds the factors of a product is compiled with what makes them.
+        parts = ("_before", "_normed", *(_IN_FP8 if code.rounds_factors else _AROUND_DOWN))
+        for name in parts:
+            setattr(self, name, code.part(getattr(self, name)))
 
     def forward(self, x: Tensor, rope: Rotation) -> Tensor:
         # Checkpoints are inside the module that FSDP wraps. So the layer's parameters are still gathered when it is
@@ -105,8 +109,7 @@ class Block(nn.Module):
             return again(self._after, x, attended)
         # The projections stand between two checkpoints: their results are kept, and so is what they are made from.
         x, normed = again(self._normed, x, attended)
-        gate, up = self.feed_forward.gate(normed), self.feed_forward.up(normed)
-        return x + again(self._down, gate, up)
+        return x + again(self._down, *self._gate_and_up(normed))
 
     def _whole(self, x: Tensor, rope: Rotation) -> Tensor:
         return self._after(x, self._attended(x, rope))
@@ -137,6 +140,9 @@ class Block(nn.Module):
         x, hidden = self._hidden(x, attended)
         return x + self.feed_forward.down(hidden)
 
+    def _gate_and_up(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        return self.feed_forward.gate(normed), self.feed_forward.up(normed)
+
     def _down(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.feed_forward.down(self._swiglu(gate, up))
 
@@ -158,7 +164,7 @@ class Block(nn.Module):
 
     def _hidden_of(self, x: Tensor) -> Tensor:
         normed = self.code.norm(x, self.feed_forward_norm)
-        return self.code.swiglu(self.feed_forward.gate(normed), self.feed_forward.up(normed))
+        return self.code.swiglu(*Block._gate_and_up(self, normed))
 
     def _normed(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream after the attention [B,s,h], and normalised for the MLP."""

@@ -56,6 +56,7 @@ class ModelCode:
     swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
     part: Callable[[Callable[..., Any]], Callable[..., Any]] = as_it_is
     loss: cross_entropy.WithGradient | None = None  # of a tile of logits; None: by autograd
+    rounds_factors: bool = False  # products are in FP8, whose factors are rounded to it first
 
 
 EAGER = ModelCode()

@@ -20,7 +20,7 @@ from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes, train_
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
-from sp_bench.oracle import recorded, reduced_length, timed_step, training_step
+from sp_bench.oracle import float8, recorded, reduced_length, timed_step, training_step
 from sp_bench.oracle.first_gradient import FirstGradient
 from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
@@ -233,6 +233,9 @@ def prove_step(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter | N
     several = replace(config.workload, fit=False, single_step=False, warmup_steps=warmup_steps)
     columns = training_step.prove(replace(config, workload=several), job.mesh, job.device)
     release_memory(job.device)
+    if config.workload.linear_dtype != "model":
+        columns |= float8.prove(replace(config, workload=several), job.mesh, job.device)
+        release_memory(job.device)
     if config.workload.fit:
         return columns, None
     shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)

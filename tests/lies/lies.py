@@ -760,7 +760,64 @@ def _loss_averaged_over_ranks() -> None:
     Training._forward = forward
 
 
+def _float8_scales(choose: Callable[[dict[Any, Any], Any, Any], Any]) -> Callable[[], None]:
+    """torchao scales a tensor with what `choose` returns of the scales so far, what the tensor is, and its own."""
+
+    def plant() -> None:
+        from torchao.float8 import float8_scaling_utils
+
+        honest, known = float8_scaling_utils.tensor_to_scale, {}
+
+        def scale(tensor: Any, dtype: Any, *args: Any, **options: Any) -> Any:
+            return choose(known, (tensor.shape, dtype), honest(tensor, dtype, *args, **options))
+
+        float8_scaling_utils.tensor_to_scale = scale
+
+    return plant
+
+
+def _that_of_the_last(known: dict[Any, Any], _: Any, own: Any) -> Any:
+    found, known[own.shape] = known.get(own.shape, own), own
+    return found
+
+
+def _float8_gradients_unscaled() -> None:
+    import torch
+    from torchao.float8 import float8_ops
+
+    honest = float8_ops.addmm_float8_unwrapped
+
+    def multiply(left: Any, scale: Any, *args: Any, **options: Any) -> Any:
+        of_gradient = left.dtype == torch.float8_e5m2
+        return honest(left, torch.ones_like(scale) if of_gradient else scale, *args, **options)
+
+    float8_ops.addmm_float8_unwrapped = multiply
+
+
+def _float8_gathered_scales_stale() -> None:
+    from sp_bench.training import float8
+
+    honest, known = float8.scale_gathered, WeakKeyDictionary()
+
+    def once(decoder: Any) -> None:
+        if decoder not in known:
+            known[decoder] = honest(decoder)
+
+    float8.scale_gathered = once
+
+
+def _float8_left_out() -> None:
+    from sp_bench.training import float8
+
+    float8.converted = lambda module, *_, **__: module
+
+
 LIES: Mapping[str, Callable[[], None]] = {
+    "float8_scale_of_another_tensor": _float8_scales(_that_of_the_last),
+    "float8_amax_stale": _float8_scales(lambda known, tensor, own: known.setdefault(tensor, own)),
+    "float8_gradients_unscaled": _float8_gradients_unscaled,
+    "float8_gathered_scales_stale": _float8_gathered_scales_stale,
+    "float8_left_out": _float8_left_out,
     "kernel_returns_zeros": _kernel_returns_zeros,
     "record_has_a_step_less": _of_record(_one_step_less),
     "record_halves_times": _of_record(_half_the_time),

@@ -769,6 +769,25 @@ LIES += [
             ("dv", "sum dv = sum dout does not hold"),
         )
     ),
+    *(
+        Lie(
+            f"float8_{name}",
+            "Products in FP8",
+            what,
+            (*trial, "workload.linear_dtype=float8_tensorwise"),
+            "differs from one process by|in FP8 differs from",
+            dtypes=("bfloat16",),
+            needs=("torchao",),
+            quick=name == "amax_stale",
+        )
+        for name, what, trial in (
+            ("scale_of_another_tensor", "a tensor has the scale of the one before it", ALONE),
+            ("amax_stale", "the scale of the first tensor of a shape serves all later ones", ALONE),
+            ("gradients_unscaled", "products with gradients are not scaled back", ALONE),
+            ("gathered_scales_stale", "gathered matrices keep their first scale", TRAIN_STEP),
+            ("left_out", "products stay in bf16", ALONE),
+        )
+    ),
 ]
 
 # One of each kind is told in processes that trials share, too.
