@@ -329,7 +329,7 @@ COLUMNS = (
         "train_step with a `proof`: the gradient that the optimizers get in the first step, off that of the trial that "
         "proved it (relative, the worst tensor)"),
     measured("timed_rel_error", TENSOR_ERRORS, "",
-        "attention: output and dq of 64 rows that the last timed step returned",
+        "attention: output and dq of 64 rows that the last timed step and one drawn at random returned, the larger",
         required=("attention",), since=5, unless=("one_rank",)),
     measured("max_nll_difference", REAL, "nats", "parity, stream: largest token-weighted NLL difference over the steps",
         required=("parity", "stream")),
