@@ -57,7 +57,7 @@ def run(job: Job) -> Measurement:
     proof = job.proof
     if proof is None and config.world == "ranks":  # one rank's values are wrong by design, and proven elsewhere
         reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
-        with methods.opened(config.method, kernel, reduced, mesh) as attention:
+        with job.checking("attention"), methods.opened(config.method, kernel, reduced, mesh) as attention:
             proof = {
                 "columns": reduced_length.check_attention(
                     attention, kernel, config.kernel.name, reduced, mesh, device, config.seed
@@ -98,7 +98,9 @@ def run(job: Job) -> Measurement:
             if name != "ledger":
                 return
             results, turns.results = turns.results, ()
-            if proves:
+            if not proves:
+                return
+            with job.checking("timed_steps"):
                 last: Prose = f"the last timed step at seq_len={shape.seq_len}"
                 errors = check_results(results, sets[2][: len(read)], rows, budget, last, sinks)
                 del results  # nothing of them is on the device while a further step runs
@@ -114,7 +116,8 @@ def run(job: Job) -> Measurement:
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
         if proves:
-            columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
+            with job.checking("timed_attention"):
+                columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(methods.opened, config.method, shape=shape, mesh=mesh)
@@ -125,6 +128,6 @@ def run(job: Job) -> Measurement:
         measurement.unpredicted = PHASES
     else:
         measurement.predicted = {key: value for key, value in predicted.items() if backward or key[0] == "forward"}
-    measurement.columns = columns
+    measurement.columns = columns | {"check_s": job.check_s}
     measurement.proof = None if job.proof else proof
     return measurement
