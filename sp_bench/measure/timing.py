@@ -7,11 +7,12 @@ perf_counter on a CPU.
 
 import contextlib
 import gc
-import itertools
 import re
 import resource
+import secrets
 import statistics
 import time
+import types
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -115,6 +116,13 @@ class Schedule:
         dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
         self._timed_steps = self.workload.num_timed_steps(float(slowest_ms))
 
+    def draw(self, device: torch.device) -> int:
+        """One of the timed steps, counted from 1, which nobody could know before. Every rank of the world calls it, and
+        gets the same."""
+        number = torch.tensor(1 + secrets.randbelow(self.timed_steps), device=device)
+        dist.broadcast(number, 0)
+        return int(number)
+
 
 class Clock:
     """Measures steps that another loop runs. The loop must call `tick` once before its first step, and once after each,
@@ -162,13 +170,15 @@ def measure(
     enter_phase: EnterPhase,
     trace_to: Path | None,
     counted: Step | None = None,
+    look: Callable[[], None] | None = None,
 ) -> Measurement:
     """Warm up, time steps, and then count the bytes of one more, untimed step. Every rank of the world calls it.
 
     trace_to: where a trace of that step is written; None: nowhere. counted: the step whose bytes are counted, if `step`
-    is a replay, in which the ledger sees no collective.
+    is a replay, in which the ledger sees no collective. look: is called once, between the clock of a timed step that is
+    drawn at random and that of the next one; it must wait for nothing.
     """
-    return _drive(_phases(schedule, device, enter_phase, trace_to), step, counted)
+    return _drive(_phases(schedule, device, enter_phase, trace_to, look), step, counted)
 
 
 def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
@@ -182,7 +192,11 @@ def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
 
 
 def _phases(
-    schedule: Schedule, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
+    schedule: Schedule,
+    device: torch.device,
+    enter_phase: EnterPhase,
+    trace_to: Path | None,
+    look: Callable[[], None] | None = None,
 ) -> Phases[Measurement]:
     """All of a measurement except the steps. It yields wherever a step must run."""
     workload = schedule.workload
@@ -194,6 +208,7 @@ def _phases(
         schedule.agree(last_ms, device)
     else:
         yield from _no_time(workload.warmup_steps)
+    looks: Looks = {schedule.draw(device): look} if look else {}
     synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
     dist.barrier()  # until peers have taken the last of the warm-up from this device
@@ -203,7 +218,7 @@ def _phases(
     dist.barrier()  # the ranks took different times to read, but enter the window together; inside it nothing waits
     book = Ledger(device) if workload.single_step else None
     with book or contextlib.nullcontext():
-        step_ms, window_ms, host_step_ms = yield from _timed(schedule.timed_steps, device)
+        step_ms, window_ms, host_step_ms = yield from _timed(schedule.timed_steps, device, looks)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     measurement.host_step_ms = host_step_ms
     if counters and before:
@@ -321,31 +336,49 @@ def _no_time(num_steps: int) -> Phases[None]:
         yield False
 
 
-def _timed(num_steps: int, device: torch.device) -> Phases[Timed]:
-    return _timed_on_cuda(num_steps) if device.type == "cuda" else _timed_on_cpu(num_steps)
+Looks = Mapping[int, Callable[[], None]]  # number of a step -> what is done after its clock and before the next one's
 
 
-def _timed_on_cpu(num_steps: int) -> Phases[Timed]:
-    marks = [time.perf_counter()]
-    for _ in range(num_steps):
+def _timed(num_steps: int, device: torch.device, looks: Looks = types.MappingProxyType({})) -> Phases[Timed]:
+    return _timed_on_cuda(num_steps, looks) if device.type == "cuda" else _timed_on_cpu(num_steps, looks)
+
+
+def _timed_on_cpu(num_steps: int, looks: Looks) -> Phases[Timed]:
+    step_ms, start = [], time.perf_counter()
+    for number in range(1, num_steps + 1):
         yield False
-        marks.append(time.perf_counter())
-    return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], 1e3 * (marks[-1] - marks[0]), None
+        end = time.perf_counter()
+        step_ms.append(1e3 * (end - start))
+        start = end
+        if look := looks.get(number):
+            look()
+            start = time.perf_counter()
+    return step_ms, sum(step_ms), None
 
 
-def _timed_on_cuda(num_steps: int) -> Phases[Timed]:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
-    marks = [time.perf_counter()]
-    events[0].record()
-    for event in events[1:]:
+def _timed_on_cuda(num_steps: int, looks: Looks) -> Phases[Timed]:
+    events = iter([torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1 + len(looks))])
+    spans, issued = [], []  # of each step: its events, and seconds in which the host issues it
+    first = mark = time.perf_counter()
+    start = next(events)
+    start.record()
+    for number in range(1, num_steps + 1):
         yield False
-        event.record()
-        marks.append(time.perf_counter())
+        end = next(events)
+        end.record()
+        now = time.perf_counter()
+        spans.append((start, end))
+        issued.append(now - mark)
+        start, mark = end, now
+        if look := looks.get(number):
+            look()
+            start, mark = next(events), time.perf_counter()
+            start.record()
     torch.cuda.synchronize()
-    window_ms = 1e3 * (time.perf_counter() - marks[0])
+    window_ms = 1e3 * (time.perf_counter() - first)
     # the smallest of the first three: a device with a full queue makes the host wait at later steps
-    host_step_ms = 1e3 * min(b - a for a, b in itertools.pairwise(marks[:4]))
-    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)], window_ms, host_step_ms
+    host_step_ms = 1e3 * min(issued[:3])
+    return [start.elapsed_time(end) for start, end in spans], window_ms, host_step_ms
 
 
 def _reset_peaks(device: torch.device) -> None:

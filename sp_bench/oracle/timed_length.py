@@ -117,7 +117,7 @@ def check_rows(
         Incorrect: an error is above its budget. Raised on every rank.
     """
     q, k, v, *loss = inputs
-    rows = _Rows(layout, shape, mesh, draw)
+    rows = SampledRows(layout, shape, mesh, draw)
     mine = rows.mine
     for dout in loss:
         sampled = LOSS_SCALE * dout[:, mine]
@@ -127,7 +127,7 @@ def check_rows(
     latent, up = k, v
     if shape.kv_lora_rank is not None:
         k, v = keys_and_values(latent, up, shape.head_dim)
-    known = rows.gathered([q, out, *loss, *gradients[:1]])
+    known = rows.gathered(rows.of(q, out, *loss, *gradients[:1]))
     for dout in loss:
         seed = (draw.seed * 1_000_003 + draw.replicate) * mesh.size() + mesh.get_rank()
         dout.normal_(generator=torch.Generator(dout.device).manual_seed(seed))
@@ -148,40 +148,120 @@ def check_rows(
     return _require_all(squares, budget, q, what)
 
 
-def check_results(
-    results: Sequence[Tensor],
+class SampledRows:
+    """The sampled rows, and which of them this rank has."""
+
+    def __init__(self, layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, draw: Draw) -> None:
+        self.shape, self.mesh = shape, mesh
+        self._sampled = _sample(layout, shape.seq_len, draw, shape.documents, shape.window)
+        self._positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
+        self._row_of = {position: row for row, position in enumerate(self._sampled.tolist())}
+        self.mine = [index for index, position in enumerate(self._positions) if position in self._row_of]
+
+    def of(self, *tensors: Tensor) -> list[Tensor]:
+        """This rank's share of these rows in its tensors [B,s,Hq,D]."""
+        return [x[:, self.mine] for x in tensors]
+
+    def gathered(self, shares: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """These rows of all ranks, in a wider dtype [B,n,Hq,D] each, from what `of` gives. D may differ."""
+        q, shape = shares[0], self.shape
+        sizes = [x.shape[-1] for x in shares]
+        rows = torch.zeros(
+            *(shape.batch_size, len(self._sampled), shape.num_heads, sum(sizes)),
+            dtype=reference_dtype(q.dtype, q.device),
+            device=q.device,
+        )
+        places = [self._row_of[self._positions[index]] for index in self.mine]
+        rows[:, places] = torch.cat(list(shares), dim=-1).to(rows.dtype)
+        return all_reduce(rows, self.mesh).split(sizes, dim=-1)
+
+    def hidden(self, device: torch.device) -> Tensor | None:
+        """Which of this rank's keys a row may not see [n,s]; None: it sees all."""
+        if not self.shape.causal:
+            return None
+        keys, sampled, lengths = (
+            torch.tensor(self._positions, device=device),
+            self._sampled.to(device),
+            self.shape.documents,
+        )
+        hidden = keys[None, :] > sampled[:, None]
+        if self.shape.window is not None:
+            hidden |= keys[None, :] <= sampled[:, None] - self.shape.window
+        if lengths:
+            document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
+            hidden |= document[keys][None, :] != document[sampled][:, None]
+        return hidden
+
+
+class Looked:
+    """The sampled rows of what one step returned, output and dq, in host memory. `keep` takes them without waiting: not
+    in them is what is not there when the step's clock stops."""
+
+    def __init__(self, rows: SampledRows, device: torch.device, *, backward: bool) -> None:
+        self._index, shape = torch.tensor(rows.mine, device=device), rows.shape
+        sizes = (shape.value_dim, shape.head_dim)[: 1 + backward]
+        options = {"dtype": getattr(torch, shape.dtype), "pin_memory": device.type == "cuda"}
+        self._kept = [torch.zeros(shape.batch_size, len(rows.mine), shape.num_heads, size, **options) for size in sizes]
+
+    def keep(self, results: Sequence[Tensor]) -> None:
+        """results: as a `Step` returns them."""
+        for kept, x in zip(self._kept, results, strict=False):
+            kept.copy_(x.index_select(1, self._index), non_blocking=True)
+
+    def tensors(self) -> list[Tensor]:
+        """What was kept, on the device, after that has been waited for."""
+        return [kept.to(self._index.device) for kept in self._kept]
+
+
+def check_looked(
+    shares: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    layout: SequenceLayout,
-    shape: AttentionShape,
-    mesh: DeviceMesh,
-    draw: Draw,
+    rows: SampledRows,
     budget: Errors,
+    what: Prose,
     sinks: Tensor | None = None,
 ) -> Errors:
-    """Check what a step of all rows returned for `inputs`: the output and dq of the sampled rows, and all identities.
-    dk and dv are of all rows, of which the identities alone tell. Returns the errors.
+    """Check the sampled rows of the output and of dq, of a step of all rows on `inputs`. Returns the errors.
+
+    shares: this rank's (`SampledRows.of`).
 
     Raises:
         Incorrect: an error is above its budget. Raised on every rank.
     """
-    (q, k, v, *loss), (out, *gradients) = inputs, results
-    if shape.kv_lora_rank is not None:
-        k, v = keys_and_values(k, v, shape.head_dim)
-    what: Prose = f"the last timed step at seq_len={shape.seq_len}"
-    rows = _Rows(layout, shape, mesh, draw)
-    queries, got, *backward = rows.gathered([q, out, *loss, *gradients[:1]])
+    q, k, v, *loss = inputs
+    if rows.shape.kv_lora_rank is not None:
+        k, v = keys_and_values(k, v, rows.shape.head_dim)
+    out, *of_dq = shares
+    queries, got, *backward = rows.gathered([*rows.of(q), out, *rows.of(*loss), *of_dq])
     hidden = rows.hidden(q.device)
-    want, lse = _attention(queries, k, v, hidden, mesh, sinks)
+    want, lse = _attention(queries, k, v, hidden, rows.mesh, sinks)
     squares = {"output": _relative_squares(got, want, k.shape[2])}
-    if gradients:
+    if of_dq:
         dout, got_dq = backward
         want_dq = torch.zeros_like(got_dq)
         for head, dq, *_ in _gradients(queries, dout, want, lse, k, v, hidden):
             want_dq[:, :, _group(head, got_dq, k)] = dq
-        squares["dq"] = _relative_squares(got_dq, all_reduce(want_dq, mesh), k.shape[2])
-    errors, _ = _require_all(squares, budget, q, what)
-    if gradients:
-        check_identities(inputs, results, mesh, what, sinks=sinks is not None)
+        squares["dq"] = _relative_squares(got_dq, all_reduce(want_dq, rows.mesh), k.shape[2])
+    return _require_all(squares, budget, q, what)[0]
+
+
+def check_results(
+    results: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    rows: SampledRows,
+    budget: Errors,
+    what: Prose,
+    sinks: Tensor | None = None,
+) -> Errors:
+    """The same of all that the step returned, with all identities: of dk and dv, which are of all rows, these alone
+    tell.
+
+    Raises:
+        Incorrect: an error is above its budget. Raised on every rank.
+    """
+    errors = check_looked(rows.of(*results[:2]), inputs, rows, budget, what, sinks)
+    if len(results) > 1:
+        check_identities(inputs, results, rows.mesh, what, sinks=sinks is not None)
     return errors
 
 
@@ -205,47 +285,6 @@ def _require_all(squares: Mapping[str, Tensor], budget: Errors, q: Tensor, what:
     of_rows = {name: factor * budget[name] for name in of_row}
     require(of_row, of_rows, f"{what}, in one row and KV head")
     return errors, of_head
-
-
-class _Rows:
-    """The sampled rows, and which of them this rank has."""
-
-    def __init__(self, layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, draw: Draw) -> None:
-        self._shape, self._mesh = shape, mesh
-        self._sampled = _sample(layout, shape.seq_len, draw, shape.documents, shape.window)
-        self._positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
-        self._row_of = {position: row for row, position in enumerate(self._sampled.tolist())}
-        self.mine = [index for index, position in enumerate(self._positions) if position in self._row_of]
-
-    def gathered(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """These rows of all ranks' tensors [B,s,Hq,D], in a wider dtype [B,n,Hq,D] each. D may differ."""
-        q, shape = tensors[0], self._shape
-        sizes = [x.shape[-1] for x in tensors]
-        rows = torch.zeros(
-            *(shape.batch_size, len(self._sampled), shape.num_heads, sum(sizes)),
-            dtype=reference_dtype(q.dtype, q.device),
-            device=q.device,
-        )
-        places = [self._row_of[self._positions[index]] for index in self.mine]
-        rows[:, places] = torch.cat([x[:, self.mine] for x in tensors], dim=-1).to(rows.dtype)
-        return all_reduce(rows, self._mesh).split(sizes, dim=-1)
-
-    def hidden(self, device: torch.device) -> Tensor | None:
-        """Which of this rank's keys a row may not see [n,s]; None: it sees all."""
-        if not self._shape.causal:
-            return None
-        keys, sampled, lengths = (
-            torch.tensor(self._positions, device=device),
-            self._sampled.to(device),
-            self._shape.documents,
-        )
-        hidden = keys[None, :] > sampled[:, None]
-        if self._shape.window is not None:
-            hidden |= keys[None, :] <= sampled[:, None] - self._shape.window
-        if lengths:
-            document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
-            hidden |= document[keys][None, :] != document[sampled][:, None]
-        return hidden
 
 
 def _in_flight(step: Step, mesh: DeviceMesh, late: int) -> Sequence[Tensor]:

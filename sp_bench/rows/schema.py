@@ -338,8 +338,10 @@ COLUMNS = (
         "train_step with a `proof`: the gradient that the optimizers get in the first step, off that of the trial that "
         "proved it (relative, the worst tensor)"),
     measured("timed_rel_error", TENSOR_ERRORS, "",
-        "attention: output and dq of 64 rows that the last timed step returned",
+        "attention: output and dq of 64 rows that the last timed step and one drawn at random returned, the larger",
         required=("attention",), since=5, unless=("one_rank",)),
+    measured("check_s", pa.map_(TEXT, REAL), "s",
+        "attention, train_step: rank 0's seconds of each check (docs/METRICS.md); those of a `proof` are left out"),
     measured("max_nll_difference", REAL, "nats", "parity, stream: largest token-weighted NLL difference over the steps",
         required=("parity", "stream")),
     measured("mean_nll_difference", REAL, "nats", "parity, stream: mean over the steps of the same, absolute",

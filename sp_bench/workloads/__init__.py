@@ -11,8 +11,10 @@ To add one: a file with `run`, its name in `WorkloadConfig.name` and in PASS_KIN
 """
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -40,6 +42,14 @@ class Job:
     traces: Path  # a folder for traces of this trial
     replicate: int = 0
     proof: Mapping[str, Any] | None = None  # of an earlier trial of the same options, code and machine
+    check_s: dict[str, float] = field(default_factory=dict)  # row column
+
+    @contextmanager
+    def checking(self, name: str) -> Iterator[None]:
+        """The check `name` runs inside, and its seconds are kept."""
+        start = time.perf_counter()
+        yield
+        self.check_s[name] = time.perf_counter() - start
 
     @property
     def trace_to(self) -> Path | None:

@@ -7,35 +7,46 @@ from typing import Any
 from torch import Tensor
 
 from sp_bench import kernels, methods
+from sp_bench.config.prose import Prose
 from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
 from sp_bench.measure.timing import Measurement, Schedule, allocated_bytes, measure, release_memory
 from sp_bench.oracle import reduced_length
-from sp_bench.oracle.timed_length import Draw, Step, budget_at, check_attention, check_results
+from sp_bench.oracle.timed_length import (
+    Draw,
+    Looked,
+    SampledRows,
+    Step,
+    budget_at,
+    check_attention,
+    check_looked,
+    check_results,
+)
 from sp_bench.workloads import Job, arms
 from sp_bench.workloads.step import attention_step, three_sets
 
 
 class Turns:
     """Three steps, each on inputs of its own: two are taken in turn, so that none reads the inputs of the one before.
-    The third is the last timed one, whose inputs no step has read. What it returns stays until `results`."""
+    The third is the last timed one, whose inputs no step has read. What a step returned stays until the next one."""
 
     def __init__(self, steps: Sequence[Step], schedule: Schedule) -> None:
         self._steps, self._schedule = steps, schedule
         self._taken = 0
-        self._kept: list[Tensor] = []
+        self.read = 0  # whose inputs the step before has read
+        self.results: Sequence[Tensor] = ()  # of the step before
 
     def __call__(self) -> None:
+        self.results = ()  # before the next ones take memory
         is_last_timed = self._taken + 1 == self._schedule.last_timed
-        results = self._steps[2 if is_last_timed else self._taken % 2]()
+        self.read = 2 if is_last_timed else self._taken % 2
         self._taken += 1
-        if is_last_timed:
-            self._kept = list(results)
+        self.results = self._steps[self.read]()
 
-    def results(self) -> list[Tensor]:
-        """What the last timed step returned, which is not kept any longer."""
-        kept, self._kept = self._kept, []
-        return kept
+    @property
+    def timed(self) -> int:
+        """How many timed steps were taken."""
+        return self._taken - self._schedule.workload.warmup_steps
 
 
 def run(job: Job) -> Measurement:
@@ -46,7 +57,7 @@ def run(job: Job) -> Measurement:
     proof = job.proof
     if proof is None and config.world == "ranks":  # one rank's values are wrong by design, and proven elsewhere
         reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
-        with methods.opened(config.method, kernel, reduced, mesh) as attention:
+        with job.checking("attention"), methods.opened(config.method, kernel, reduced, mesh) as attention:
             proof = {
                 "columns": reduced_length.check_attention(
                     attention, kernel, config.kernel.name, reduced, mesh, device, config.seed
@@ -73,23 +84,40 @@ def run(job: Job) -> Measurement:
         schedule = Schedule(config.workload)
         turns = Turns(steps, schedule)
         read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)
-        budget = budget_at(columns, config) if config.world == "ranks" else {}
+        proves = config.world == "ranks"
+        budget = budget_at(columns, config) if proves else {}
+        rows = SampledRows(attention.layout, shape, mesh, draw)
+        looked, looked_at = Looked(rows, device, backward=backward), list[tuple[int, int]]()
+
+        def look() -> None:
+            looked.keep(turns.results)
+            looked_at.append((turns.timed, turns.read))
 
         def enter_phase(name: str) -> None:
             job.enter_phase(name)
-            if name == "ledger":  # nothing of the results is on the device while a further step runs
-                results = turns.results()
-                if config.world == "ranks":
-                    columns["timed_rel_error"] = check_results(
-                        results, sets[2][: len(read)], attention.layout, shape, mesh, draw, budget, sinks
-                    )
+            if name != "ledger":
+                return
+            results, turns.results = turns.results, ()
+            if not proves:
+                return
+            with job.checking("timed_steps"):
+                last: Prose = f"the last timed step at seq_len={shape.seq_len}"
+                errors = check_results(results, sets[2][: len(read)], rows, budget, last, sinks)
+                del results  # nothing of them is on the device while a further step runs
+                ((number, index),) = looked_at
+                drawn: Prose = f"timed step {number}, which was drawn, at seq_len={shape.seq_len}"
+                others = check_looked(looked.tensors(), sets[index][: len(read)], rows, budget, drawn, sinks)
+                columns["timed_rel_error"] = {tensor: max(errors[tensor], others[tensor]) for tensor in errors}
 
-        measurement = measure(turns, schedule, device, enter_phase, job.trace_to, counted=eager)
+        measurement = measure(
+            *(turns, schedule, device, enter_phase, job.trace_to), counted=eager, look=look if proves else None
+        )
         measurement.leftover_bytes = leftover
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
-        if config.world == "ranks":
-            columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
+        if proves:
+            with job.checking("timed_attention"):
+                columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(methods.opened, config.method, shape=shape, mesh=mesh)
@@ -100,6 +128,6 @@ def run(job: Job) -> Measurement:
         measurement.unpredicted = PHASES
     else:
         measurement.predicted = {key: value for key, value in predicted.items() if backward or key[0] == "forward"}
-    measurement.columns = columns
+    measurement.columns = columns | {"check_s": job.check_s}
     measurement.proof = None if job.proof else proof
     return measurement

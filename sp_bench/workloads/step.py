@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sp_bench.config.trial import AttentionShape
 from sp_bench.measure import ledger
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention
 
 
@@ -48,13 +49,27 @@ def attention_step(
     sinks: Tensor | None = None,
 ) -> list[Tensor]:
     """This rank's output, or with `backward` its output, dq, dk and dv. `inputs` are its q, k, v and dout. The gradient
-    of the `sinks` [Hq] is computed, too."""
+    of the `sinks` [Hq] is computed, too.
+
+    Raises:
+        Incorrect: a result is of a kind that is computed when it is first read, and no clock would see that.
+    """
     q, k, v, dout = inputs
     attention = attention.with_sinks(sinks)
     if not backward:
         with torch.no_grad():
-            return [attention(q, k, v)]
+            return _computed([attention(q, k, v)])
     q, k, v = leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     out = attention(q, k, v)
     with ledger.phase("backward"):
-        return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+        return _computed([out.detach(), *torch.autograd.grad(out, leaves, dout)])
+
+
+def _computed(results: list[Tensor]) -> list[Tensor]:
+    for x in results:
+        if type(x) is not Tensor:
+            raise Incorrect(
+                f"the method returns a {type(x).__name__}, which may be computed later than the step ends; let it "
+                "return a torch.Tensor, of functional collectives that of wait_tensor"
+            )
+    return results

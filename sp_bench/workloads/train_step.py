@@ -53,9 +53,11 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     if job.proof:
         proven, budgets = dict(job.proof["columns"]), job.proof["budgets"]
     elif proves:
-        proven, budgets = prove_attention(job)
+        with job.checking("attention"):
+            proven, budgets = prove_attention(job)
     if proves:
-        sampled = check_timed_length(job, budgets)
+        with job.checking("timed_attention"):
+            sampled = check_timed_length(job, budgets)
     if job.proof:
         shorter = job.proof["shorter"] and recorded.restored(job.proof["shorter"], job.device)
     elif proves:
@@ -89,25 +91,26 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement.leftover_bytes = leftover
     timed_columns: dict[str, Any] = {}
     timed = results[config.workload.warmup_steps : schedule.last_timed]
-    steps = timed_step.check_timed_steps(timed)
-    weights.require_changed()
-    if proves:  # before what compares, since it says more plainly what is wrong
-        timed_step.require_new_results(config, **steps, line=shorter.line if shorter else ())
-    if shorter is not None:
-        first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
-        timed_columns = timed_step.check_first_step(first, shorter)
-        timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
-    if job.proof:
-        repeated = first_gradient.compared(config, float(results[0].grad_norm), job.proof)
-        training_step.require({"gradient": repeated})
-        timed_columns["repeated_gradient_error"] = repeated.error
-    if proves:
-        found = last_update.findings()
-        if is_judged(config):
-            training_step.require(found)
-        timed_columns["last_update_error"] = found["update"].column()
-    else:  # the loss of a part of the tokens under weights that no peer has changed
-        steps = {}
+    with job.checking("timed_steps"):
+        steps = timed_step.check_timed_steps(timed)
+        weights.require_changed()
+        if proves:  # before what compares, since it says more plainly what is wrong
+            timed_step.require_new_results(config, **steps, line=shorter.line if shorter else ())
+        if shorter is not None:
+            first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
+            timed_columns = timed_step.check_first_step(first, shorter)
+            timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
+        if job.proof:
+            repeated = first_gradient.compared(config, float(results[0].grad_norm), job.proof)
+            training_step.require({"gradient": repeated})
+            timed_columns["repeated_gradient_error"] = repeated.error
+        if proves:
+            found = last_update.findings()
+            if is_judged(config):
+                training_step.require(found)
+            timed_columns["last_update_error"] = found["update"].column()
+        else:  # the loss of a part of the tokens under weights that no peer has changed
+            steps = {}
     reached = None
     if not config.workload.single_step:
         earlier = Limit(*job.proof["limits"][job.mesh.get_rank()]) if job.proof else None
@@ -134,6 +137,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         **timed_columns,
         **steps,
         "compile_s": compile_seconds(config, schedule.last_timed, compile_s),
+        "check_s": job.check_s,
         "optimizer_ms": _optimizer_ms(timed),
         "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
@@ -231,14 +235,16 @@ def prove_step(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter | N
     # the proof's steps are several, of an optimizer as it comes
     warmup_steps = max(config.workload.warmup_steps, 1)
     several = replace(config.workload, fit=False, single_step=False, warmup_steps=warmup_steps)
-    columns = training_step.prove(replace(config, workload=several), job.mesh, job.device)
-    release_memory(job.device)
-    if config.workload.linear_dtype != "model":
-        columns |= float8.prove(replace(config, workload=several), job.mesh, job.device)
+    with job.checking("few_layers"):
+        columns = training_step.prove(replace(config, workload=several), job.mesh, job.device)
         release_memory(job.device)
+        if config.workload.linear_dtype != "model":
+            columns |= float8.prove(replace(config, workload=several), job.mesh, job.device)
+            release_memory(job.device)
     if config.workload.fit:
         return columns, None
-    shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
+    with job.checking("all_layers"):
+        shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
     return {**columns, **shorter.columns}, shorter
 
 

@@ -333,6 +333,7 @@ def _step_repeated() -> None:
 
     def run_steps(step: Any, batches: Any, tick: Any) -> Any:
         taken: list[Any] = []
+        batches = list(batches)
 
         def first_two(batch: Any) -> Any:
             if len(taken) < 2:
@@ -502,13 +503,14 @@ def _layers_left_out() -> None:
     """The decoder has two layers at most, as many as the proof has."""
     from sp_bench.engines import fsdp2
 
-    honest = fsdp2.start
+    start, attend = fsdp2.start, fsdp2.Training.attend
 
-    def start(config: Any, *args: Any, **options: Any) -> Any:
+    def shorter(config: Any, attention: Any, *args: Any, **options: Any) -> Any:
         model = replace(config.model, num_layers=min(2, config.model.num_layers))
-        return honest(replace(config, model=model), *args, **options)
+        return start(replace(config, model=model), attention[:2], *args, **options)
 
-    fsdp2.start = start
+    fsdp2.start = shorter
+    fsdp2.Training.attend = lambda self, layers: attend(self, layers[: len(self.decoder.blocks)])
 
 
 def _fp32_under_another_name() -> None:
@@ -1206,19 +1208,79 @@ def _without_attention(training: Any, index: int, batch: Any) -> Any:
     return batch
 
 
-def _of_timed_attention(place: int) -> Callable[[], None]:
-    """In the two timed steps the kernel's output (place 0), dq, dk or dv is half of what it must be."""
+def _result_computed_later() -> None:
+    """At the timed length the output is a tensor that is computed when something reads it, which is after the clock."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    from sp_bench.methods import SequenceParallelAttention
+
+    class Later(torch.Tensor):
+        @staticmethod
+        def __new__(cls, compute: Callable[[], Any], like: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
+
+        def __init__(self, compute: Callable[[], Any], like: Any) -> None:
+            self.compute = compute
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*tree_map_only(cls, lambda later: later.compute(), args), **(kwargs or {}))
+
+    honest = SequenceParallelAttention.__call__
+
+    def call(self: Any, q: Any, *others: Any) -> Any:
+        is_timed = 2 * q.shape[1] > REDUCED  # of two ranks
+        return Later(lambda: honest(self, q, *others), q) if is_timed else honest(self, q, *others)
+
+    SequenceParallelAttention.__call__ = call
+
+
+def _result_filled_later() -> None:
+    """At the timed length another thread fills the output's memory, which takes longer than the step."""
+    import time
+    from threading import Thread
+
+    from torch import empty_like
+
+    from sp_bench.methods import SequenceParallelAttention
+
+    honest = SequenceParallelAttention.__call__
+
+    def call(self: Any, q: Any, *others: Any) -> Any:
+        out = honest(self, q, *others)
+        if 2 * q.shape[1] <= REDUCED:  # of two ranks
+            return out
+        filled = empty_like(out)
+
+        def fill() -> None:
+            time.sleep(0.2)
+            filled.copy_(out)
+
+        Thread(target=fill).start()
+        return filled
+
+    SequenceParallelAttention.__call__ = call
+
+
+def _of_timed_attention(place: int, steps: int = 2) -> Callable[[], None]:
+    """In the two timed steps, or the first of them, the kernel's output (place 0), dq, dk or dv is half of what it must
+    be. In the latter case the first one is drawn."""
 
     def plant() -> None:
+        import secrets
+
         from sp_bench.kernels import math
 
+        if steps == 1:
+            secrets.randbelow = lambda number: 0
         name = "backward" if place else "forward"
         honest, calls = getattr(math, name), [0]
 
         def halved(*args: Any, **options: Any) -> Any:
             calls[0] += 1
             results = list(honest(*args, **options))
-            if calls[0] <= 2:
+            if calls[0] <= steps:
                 results[max(place - 1, 0)] /= 2
             return tuple(results)
 
@@ -1258,6 +1320,9 @@ LIES = {
     "timed_attention_left_out": _in_steps(_without_attention),
     **{f"kv_head_of_{name}_3_percent_off": _off_by_3_percent(place) for place, name in enumerate(TENSORS)},
     **{f"last_row_of_{TENSORS[place]}_3_percent_off": _off_by_3_percent(place, last_row=True) for place in (0, 1)},
+    "result_computed_later": _result_computed_later,
+    "result_filled_later": _result_filled_later,
+    "first_timed_output_halved": _of_timed_attention(0, steps=1),
     "timed_output_halved": _of_timed_attention(0),
     "timed_dq_halved": _of_timed_attention(1),
     "timed_dv_halved": _of_timed_attention(3),

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 ATTENTION = ("workload=attention", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
 
 
+FORWARD = (*ATTENTION, "workload.pass_kind=forward")
+
 TRAIN_STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
 
 
@@ -752,6 +754,29 @@ LIES += [
                 for t in ("output", "dq")
             ),
         )
+    ),
+    Lie(
+        "first_timed_output_halved",
+        "At the timed length",
+        "the output is halved in one timed step, which is the one that is drawn",
+        ATTENTION,
+        "timed step 1, which was drawn, at seq_len=96: relative error of output",
+        phase="measure",
+        quick=True,
+    ),
+    Lie(
+        "result_computed_later",
+        "At the timed length",
+        "the output is computed when it is first read",
+        FORWARD,
+        "the method returns a Later, which may be computed later than the step ends",
+    ),
+    Lie(
+        "result_filled_later",
+        "At the timed length",
+        "the output's memory is filled after the clock",
+        FORWARD,
+        r"(the last timed step|timed step \d, which was drawn,) at seq_len=96: relative error of output",
     ),
     *(
         Lie(

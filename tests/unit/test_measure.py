@@ -102,6 +102,55 @@ def test_what_the_host_takes_to_issue_a_step_is_of_the_first_ones_before_a_devic
     assert (step_ms, window_ms, host_step_ms) == ([20.0] * 4, pytest.approx(100), pytest.approx(4))
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("drawn", [0, 1, 2])
+def test_a_drawn_step_is_looked_at_once_while_the_clock_stands_still(
+    monkeypatch: pytest.MonkeyPatch, drawn: int
+) -> None:
+    now, looked_after = [0.0], []
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(timing.secrets, "randbelow", lambda number: {3: drawn}[number])
+    monkeypatch.setattr(timing.dist, "broadcast", lambda number, source: None)
+
+    def take(seconds: float, taken: list[float]) -> None:
+        now[0] += seconds
+        taken.append(now[0])
+
+    steps: list[float] = []
+    schedule = Schedule(replace(WORKLOAD, warmup_steps=1, timed_steps=3))
+    look = lambda: take(5.0, looked_after)  # noqa: E731
+    measurement = timing.measure(lambda: take(1.0, steps), schedule, CPU, lambda name: None, None, look=look)
+    assert looked_after == [1 + (drawn + 1) + 5.0]
+    assert measurement.rank_step_ms == [1000.0] * 3
+    assert measurement.window_ms == 3000.0
+
+
+def test_an_event_after_the_look_begins_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            Event.made += 1
+            self.number = Event.made
+
+        def record(self) -> None:
+            said.append(f"event {self.number}")
+
+        def elapsed_time(self, later: "Event") -> float:
+            return float(f"{self.number}.{later.number}")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    phases = timing._timed(3, torch.device("cuda"), {2: lambda: said.append("look")})
+    step_ms, *_ = timing._drive(phases, lambda: said.append("step"))
+    assert said == [
+        *("event 1", "step", "event 2", "step", "event 3", "look", "event 4", "step", "event 5"),
+    ]
+    assert step_ms == [1.2, 2.3, 4.5]
+
+
 def test_launching_takes_the_median_sample_over_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     lasting = [3600, *(1e-4 * n for n in (2, 9, 4, 5, 6, 1, 8, 3))]  # s; the median is 5e-4
     times = chain.from_iterable((0.0, seconds) for seconds in lasting)
