@@ -317,7 +317,8 @@ def _times(row: _Row) -> Iterator[str]:
         if row["hfu"] > 1:
             yield f"hfu={row['hfu']:.3g} is above the device's peak"
     if row["schema_version"] >= WITH_FLAGS:
-        wanted = flags_of_times(step_ms, window_ms) + flags_of_loss(row["loss"] or [])
+        stage_ends = row["stage_ends"] or []
+        wanted = flags_of_times(step_ms, window_ms, stage_ends) + flags_of_loss(row["loss"] or [], stage_ends)
         wanted += flags_of_leftover(row["leftover_bytes"], row["peak_allocated_bytes"])
         if missing := sorted(set(wanted) - set(row["flags"] or [])):
             yield f"flags lack {', '.join(missing)}, which its samples ask for"
