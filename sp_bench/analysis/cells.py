@@ -338,12 +338,13 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _doubts_of(row: Mapping[str, Any], processor: str) -> set[str]:
     """The flags of a measured row, also those that it is too old to have. processor: as `Cell.processor`."""
+    stage_ends = listed(row["stage_ends"])
     return {
         *map(str, listed(row["flags"])),
-        *flags_of_times(listed(row["step_ms"]), listed(row["window_ms"])),
+        *flags_of_times(listed(row["step_ms"]), listed(row["window_ms"]), stage_ends),
         *(flags_of_devices(row["device_state"], row["limit_ms"]) if processor == "GPU" else ()),
         *flags_of_memory(row["device_memory_gib"], row["device_used_bytes"], row["allocator_retries"]),
-        *flags_of_loss(listed(row["loss"])),
+        *flags_of_loss(listed(row["loss"]), stage_ends),
     }
 
 

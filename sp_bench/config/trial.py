@@ -23,7 +23,8 @@ MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begi
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ATTENTION = ("attention", "train_step", "parity", "stream")  # workloads that compute attention
 TRAINING = ("train_step", "parity", "stream")  # workloads that take optimizer steps
-COMPARED = ("parity", "stream")  # workloads each of whose steps is compared with training on one process
+COMPARED = ("parity", "stream")  # workloads that are compared with training on one process, step by step
+EXACT = ("float64", "float32")  # dtypes in which steps agree to 1e-5 or better
 AUTO = "auto"  # timed_steps: the ranks agree on their number after the warm-up
 # What `auto` times: so long, in seconds, but at least so many steps, and never longer than the limit. Over 1 s energy
 # is measured. If timed steps are twice as fast as the last warm-up step, the window is still over 0.5 s.
@@ -844,7 +845,7 @@ class WorkloadConfig:
             for option in ("optimizer", "learning_rate", "activation_checkpointing"):
                 if getattr(self, option) is None:
                     raise ConfigError(f"workload.{option} must be given for workload {self.name}")
-        if self.name in COMPARED and self.optimizer != "sgd":
+        if self.name == "parity" and self.optimizer != "sgd":
             raise ConfigError(
                 f"workload.optimizer={self.optimizer}: {self.name} needs sgd, whose loss shows a wrong scale"
             )
@@ -1225,7 +1226,7 @@ class TrialConfig:
             )
         if self.workload.pass_kind == "step" and self.model.vocab_size < 256:
             raise ConfigError(f"model.vocab_size={self.model.vocab_size} is below 256: the training text is bytes")
-        if self.workload.name in COMPARED and self.dtype not in ("float64", "float32"):
+        if self.workload.name == "parity" and self.dtype not in EXACT:
             raise ConfigError(f"dtype={self.dtype}: {self.workload.name} compares to 1e-5; use float32 or float64")
         if self.workload.stages is not None:
             self._check_stream(self.stages)
@@ -1262,6 +1263,16 @@ class TrialConfig:
 
     def _check_stream(self, stages: list[tuple[int, int]]) -> None:
         lengths = [seq_len for seq_len, _ in stages]
+        if self.dtype in EXACT and self.workload.optimizer != "sgd":
+            raise ConfigError(
+                f"workload.optimizer={self.workload.optimizer}: stream in {self.dtype} compares each step with one "
+                "process and needs sgd, whose loss shows a wrong scale; use sgd, or dtype=bfloat16"
+            )
+        if self.dtype not in EXACT and self.workload.masked_label_share:
+            raise ConfigError(
+                f"workload.masked_label_share={self.workload.masked_label_share}: stages in {self.dtype} are compared "
+                "where they meet, on tokens whose labels may all be masked; use 0, or dtype=float32"
+            )
         if min(lengths) < PROVABLE_TOKENS or max(lengths) > MAX_TOKENS:
             raise ConfigError(
                 f"workload.stages={self.workload.stages}: use {PROVABLE_TOKENS} to {MAX_TOKENS} tokens in each stage"
@@ -1309,6 +1320,11 @@ class TrialConfig:
             return []
         earlier = self.workload.earlier_stages
         return [*earlier, (self.seq_len, self.workload.timed_steps - sum(steps for _, steps in earlier))]
+
+    def at_stage(self, seq_len: int) -> "TrialConfig":
+        """The train_step that each step of a stage is."""
+        workload = replace(self.workload, name="train_step", stages=None, warmup_steps=1)
+        return replace(self, seq_len=seq_len, workload=workload)
 
     def documents(self, seq_len: int) -> tuple[int, ...]:
         """Tokens of each document of a sequence of `seq_len` tokens; empty without packing. At a reduced length they

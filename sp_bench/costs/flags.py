@@ -42,11 +42,21 @@ def budget_of_timed(budget: float, dtype: str, timed_len: int, reduced_len: int)
     return budget if ELEMENT_BYTES[dtype] == 2 else budget * max(timed_len / reduced_len, 1.0) ** 0.5
 
 
-def flags_of_times(step_ms: Sequence[float], window_ms: Sequence[float]) -> list[str]:
+def flags_of_times(
+    step_ms: Sequence[float], window_ms: Sequence[float], stage_ends: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
     """Any of "unsettled", "transient", "bimodal" and "window_disagrees" that apply.
 
-    step_ms: of each timed step, the max over ranks. window_ms: of each rank, around all timed steps.
+    step_ms: of each timed step, the max over ranks. window_ms: of each rank, around all timed steps. stage_ends: the
+    column, of a stream. A stage is judged for itself, without the step that changes the length, and nothing is said of
+    a mean of steps of several lengths.
     """
+    if len(stage_ends):
+        numbers = [each["num_steps"] for each in stage_ends]
+        ends = [*accumulate(numbers)]
+        of_stages = (step_ms[end - number + 1 : end] for end, number in zip(ends, numbers, strict=True))
+        found = {flag for each in of_stages for flag in flags_of_times(each, [sum(each)])} - {"window_disagrees"}
+        return sorted(found)
     found = {}
     if len(step_ms) and max(step_ms) - min(step_ms) > QUIET_SHARE * min(step_ms):
         found = {
@@ -125,12 +135,13 @@ def window_disagrees(step_ms: Sequence[float], window_ms: Sequence[float]) -> bo
     )
 
 
-def flags_of_loss(loss: Sequence[float]) -> list[str]:
+def flags_of_loss(loss: Sequence[float], stage_ends: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     """["loss_not_falling"] if the loss of the last timed step is not below that of the first, otherwise [].
 
-    All steps train on one text. Where its loss does not fall, a real fault would look the same.
+    All steps train on one text. Where its loss does not fall, a real fault would look the same. stage_ends: the column,
+    of a stream, whose steps train on texts of several lengths.
     """
-    return ["loss_not_falling"] if len(loss) > 1 and not loss[-1] < loss[0] else []
+    return ["loss_not_falling"] if len(loss) > 1 and not len(stage_ends) and not loss[-1] < loss[0] else []
 
 
 def flags_of_full_depth(row: Mapping[str, Any]) -> list[str]:

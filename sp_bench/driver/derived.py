@@ -185,7 +185,7 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     of_device = config.hardware.device_memory_gib
     flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)
     flags += flags_of_leftover(record.get("leftover_bytes"), record.get("peak_allocated_bytes"))
-    flags += flags_of_loss(record.get("loss") or [])
+    flags += flags_of_loss(record.get("loss") or [], record.get("stage_ends") or [])
     computes = config.workload.name != "collective"
     uncounted = record.get("counted_attention_flops") is None and not record.get("kernel_launches")
     flags += ["kernel_uncounted"] if computes and uncounted else []
@@ -201,7 +201,7 @@ def _flags_of_clocks(config: TrialConfig, row: Columns, record: Record) -> list[
     ranks = zip(record["rank_step_ms"], record["window_ms"], strict=True)
     if any(abs(sum(step_ms) - window_ms) > MAX_CLOCK_MISMATCH * window_ms for step_ms, window_ms in ranks):
         flags.append("clock_mismatch")
-    flags += flags_of_times(row["step_ms"], record["window_ms"])
+    flags += flags_of_times(row["step_ms"], record["window_ms"], record.get("stage_ends") or [])
     if config.hardware.device == "cuda":
         flags += flags_of_devices(record.get("device_state"), record.get("limit_ms"))
     issued_ms = record.get("host_step_ms") or [0.0]

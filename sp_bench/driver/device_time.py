@@ -151,9 +151,12 @@ def trial_time(
     share, beside_s = (known or {}).get(kind(config, relies=relies, first=first), guess)
     if (one_step_s := step_s(config, device_name, share)) is None:
         return None
-    timed_steps = workload.num_timed_steps(1e3 * one_step_s)
+    timed_s = workload.num_timed_steps(1e3 * one_step_s) * one_step_s
+    if config.stages:
+        of_stages = [(step_s(config.at_stage(seq_len), device_name, share), steps) for seq_len, steps in config.stages]
+        timed_s = sum(each_s * steps for each_s, steps in of_stages if each_s is not None)
     other_steps = workload.warmup_steps + (0 if workload.single_step else OTHER_STEPS)
-    return TrialTime(beside_s + (other_steps + timed_steps) * one_step_s, timed_steps * one_step_s)
+    return TrialTime(beside_s + other_steps * one_step_s + timed_s, timed_s)
 
 
 def minutes(seconds: float) -> str:

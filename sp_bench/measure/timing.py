@@ -14,7 +14,7 @@ import statistics
 import time
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,9 +129,15 @@ class Clock:
     until it returns True: that was the last."""
 
     def __init__(
-        self, schedule: Schedule, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
+        self,
+        schedule: Schedule,
+        device: torch.device,
+        enter_phase: EnterPhase,
+        trace_to: Path | None,
+        windows: Sequence[int] | None = None,
     ) -> None:
-        self._phases = _phases(schedule, device, enter_phase, trace_to)
+        """windows: numbers of timed steps between which one untimed step runs; None: no step comes between."""
+        self._phases = _phases(schedule, device, enter_phase, trace_to, windows=windows)
         self._measurement: Measurement | None = None
 
     def tick(self) -> bool:
@@ -197,6 +203,7 @@ def _phases(
     enter_phase: EnterPhase,
     trace_to: Path | None,
     look: Callable[[], None] | None = None,
+    windows: Sequence[int] | None = None,
 ) -> Phases[Measurement]:
     """All of a measurement except the steps. It yields wherever a step must run."""
     workload = schedule.workload
@@ -218,7 +225,8 @@ def _phases(
     dist.barrier()  # the ranks took different times to read, but enter the window together; inside it nothing waits
     book = Ledger(device) if workload.single_step else None
     with book or contextlib.nullcontext():
-        step_ms, window_ms, host_step_ms = yield from _timed(schedule.timed_steps, device, looks)
+        timed = _windows(windows, device) if windows else _timed(schedule.timed_steps, device, looks)
+        step_ms, window_ms, host_step_ms = yield from timed
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     measurement.host_step_ms = host_step_ms
     if counters and before:
@@ -329,6 +337,17 @@ Timed = tuple[list[float], float, float | None]  # ms: of each step; of the wind
 def time_steps(step: Step, num_steps: int, device: torch.device) -> Timed:
     """This rank's times of `num_steps` steps."""
     return _drive(_timed(num_steps, device), step)
+
+
+def _windows(windows: Sequence[int], device: torch.device) -> Phases[Timed]:
+    """The times of all steps of several windows, and their sum. One step runs between two windows, in none of them."""
+    step_ms, window_ms, host_step_ms = yield from _timed(windows[0], device)
+    for num_steps in windows[1:]:
+        yield from _no_time(1)
+        synchronise(device)
+        more_ms, more_window_ms, _ = yield from _timed(num_steps, device)
+        step_ms, window_ms = step_ms + more_ms, window_ms + more_window_ms
+    return step_ms, window_ms, host_step_ms
 
 
 def _no_time(num_steps: int) -> Phases[None]:

@@ -138,7 +138,7 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
             tolerance = TOLERANCES[config.dtype]
             return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
     runs = [_run(config, text, mesh, device) for text in cut]
-    rounding = _errors(runs[0], exact)
+    rounding = errors_of(runs[0], exact)
     in_float8 = config.workload.linear_dtype != "model"
     unit = torch.finfo(getattr(torch, config.dtype)).eps
     if not rounding.loss <= (limit := MAX_FLOAT8_ROUNDING if in_float8 else MAX_ROUNDING * unit):
@@ -281,7 +281,7 @@ def _shared(run: Run, other: Run) -> Tensor:
     return (run.labelled[:length] & other.labelled[:length]).nonzero().flatten()
 
 
-def _errors(run: Run, other: Run) -> Errors:
+def errors_of(run: Run, other: Run) -> Errors:
     """Over the tokens that have a label in both."""
     tokens = _shared(run, other)
     want = other.losses[:, tokens]
@@ -303,7 +303,7 @@ def check_first_step(first: Run, shorter: Shorter) -> dict[str, Any]:
             f"no token has a label both at seq_len={first.seq_len} and at {lengths}: nothing proves its losses; use a "
             "larger seq_len, or a smaller workload.masked_label_share"
         )
-    found = [_errors(first, run) for run in compared]
+    found = [errors_of(first, run) for run in compared]
     for run, errors in zip(compared, found, strict=True):
         differ: Prose = f"at seq_len={first.seq_len} differ from those at seq_len={run.seq_len}"
         shared: Prose = f"the first {run.losses.shape[1]} tokens"

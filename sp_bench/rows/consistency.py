@@ -324,7 +324,8 @@ def _times(row: _Row) -> Iterator[str]:
         if in_float8 and most is not None:
             yield from _differs(row, "float8_mfu", row["model_flops"] / (seconds * world * most))
     if row["schema_version"] >= WITH_FLAGS:
-        wanted = flags_of_times(step_ms, window_ms) + flags_of_loss(row["loss"] or [])
+        stage_ends = row["stage_ends"] or []
+        wanted = flags_of_times(step_ms, window_ms, stage_ends) + flags_of_loss(row["loss"] or [], stage_ends)
         wanted += flags_of_leftover(row["leftover_bytes"], row["peak_allocated_bytes"])
         if missing := sorted(set(wanted) - set(row["flags"] or [])):
             yield f"flags lack {', '.join(missing)}, which its samples ask for"

@@ -172,6 +172,9 @@ COLUMNS = (
     derived("stage_times", STAGE_TIMES, "ms, ms, tokens/s",
         "stream: of each stage its first step, the median of the others, and tokens/s of that median; max over ranks",
         is_time=True),
+    measured("stage_loss_errors", pa.list_(REAL), "",
+        "stream in half precision: where two stages meet, the losses of tokens that both lengths have, on "
+        "the same weights, relative L2; null: fp32, fp64, or an old row"),
     # the collective workload: the method's primitive over message sizes
     measured("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks",
         required=("collective",)),
@@ -342,7 +345,8 @@ COLUMNS = (
         required=("attention",), since=5, unless=("one_rank",)),
     measured("check_s", pa.map_(TEXT, REAL), "s",
         "attention, train_step: rank 0's seconds of each check (docs/METRICS.md); those of a `proof` are left out"),
-    measured("max_nll_difference", REAL, "nats", "parity, stream: largest token-weighted NLL difference over the steps",
+    measured("max_nll_difference", REAL, "nats",
+        "parity, stream: largest token-weighted NLL difference over the steps; half precision: of a rehearsal in fp32",
         required=("parity", "stream")),
     measured("mean_nll_difference", REAL, "nats", "parity, stream: mean over the steps of the same, absolute",
         required=("parity", "stream")),

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 
 from sp_bench import engines, methods
+from sp_bench.config.prose import Prose
+from sp_bench.config.trial import TrialConfig
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import one_process
@@ -47,7 +49,7 @@ def trained(job: Job, lengths: Sequence[int]) -> tuple[Measurement, list[Mark]]:
     are counted, at the trial's length. Returns a mark before the proof, before the first step and after each.
 
     Raises:
-        Incorrect, CannotTell: as of `compare`.
+        Incorrect, CannotTell: as of `compare` and `require_fall`.
     """
     with host_memory() as memory:
         return _trained(job, lengths, memory)
@@ -59,46 +61,75 @@ def _trained(job: Job, lengths: Sequence[int], memory: HostMemory) -> tuple[Meas
     engine = engines.get(config.engine.name)
     per_step, num_compared = config.num_sequences, len(lengths)  # all but the ledger's step
     texts = [text.sequences(i * per_step, per_step, n) for i, n in enumerate([*lengths, config.seq_len])]
-    dtype = train.stored_dtype(config.dtype)
-    compared = [labelled(config, sequences) for sequences in texts[:num_compared]]
-    expected = one_process.broadcast_steps(config, compared, dtype, job.device)
-    reordered = [sequences.flip(0) for sequences in compared]
-    again = [
-        one_process.broadcast_steps(config, *others, job.device)
-        for others in ((reordered, dtype), (compared, torch.float64))
-    ]
+    expected, again = reference(config, texts[:num_compared], job.device)
     release_memory(job.device)
     leftover = allocated_bytes(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
     clock = Clock(Schedule(config.workload), job.device, job.enter_phase, job.trace_to)
-    marks = [_mark(job.device)]
+    marks = [mark(job.device)]
 
     def tick() -> bool:
-        marks.append(_mark(job.device))
+        marks.append(mark(job.device))
         return clock.tick()
 
     results = engine.run(config, texts, job.mesh, job.device, tick, token_losses=0)
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
-    got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
+    got = reported(results[:num_compared])
     steps = check_timed_steps(results[:num_compared])
+    compared = compare(got, expected, again)
+    require_fall(expected)
     measurement.predicted = predicted_traffic(config, padded_len, job.mesh.get_rank())
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
     measurement.columns = {
-        **compare(got, expected, again),
+        **compared,
         **steps,
         "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
     return measurement, marks
 
 
-def _mark(device: torch.device) -> Mark:
+def mark(device: torch.device) -> Mark:
     reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else None
     return Mark(compiling.seconds, compiling.times, reserved)
 
 
-def compare(got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Tensor]) -> dict[str, float]:
+def reference(
+    config: TrialConfig, texts: Sequence[torch.Tensor], device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Loss and gradient norm [num_steps, 2] of the same training on one process; and `again`, of `compare`. Every rank
+    of the world calls it."""
+    dtype = train.stored_dtype(config.dtype)
+    batches = [labelled(config, sequences) for sequences in texts]
+    reordered = [sequences.flip(0) for sequences in batches]
+    ways = ((batches, dtype), (reordered, dtype), (batches, torch.float64))
+    expected, *again = (one_process.broadcast_steps(config, *each, device) for each in ways)
+    return expected, again
+
+
+def reported(results: Sequence[train.StepResult]) -> torch.Tensor:
+    """Loss and gradient norm of each step [num_steps, 2], in fp64."""
+    return torch.stack([torch.stack((each.loss, each.grad_norm)) for each in results]).double()
+
+
+def require_fall(expected: torch.Tensor) -> None:
+    """expected: loss and gradient norm of each step of the reference [num_steps, 2].
+
+    Raises:
+        CannotTell: its loss fell by less than MINIMUM_FALL.
+    """
+    fall = float(expected[0, 0] - expected[-1, 0])
+    if not fall >= MINIMUM_FALL:
+        raise CannotTell(
+            f"the loss fell by {fall:.3g} nats over {len(expected)} steps, less than {MINIMUM_FALL}: agreement would "
+            "prove nothing; use more steps, or another workload.learning_rate"
+        )
+
+
+def compare(
+    got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Tensor], where: Prose = ""
+) -> dict[str, float]:
     """Compare loss and gradient norm of each step [num_steps, 2] with those of the reference. Returns row columns:
     differences of the loss in nats, and of gradient norms relative to the reference.
 
@@ -107,7 +138,6 @@ def compare(got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Ten
 
     Raises:
         Incorrect: a step differs by more than the tolerances.
-        CannotTell: the loss of the reference fell by less than MINIMUM_FALL.
     """
     differences = _differences(got, expected)
     noise = torch.stack([_differences(other, expected) for other in again]).amax(0).cummax(0).values
@@ -116,15 +146,9 @@ def compare(got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Ten
     for step, (found, allowed) in enumerate(zip(differences.tolist(), budgets.tolist(), strict=True)):
         if not all(each <= budget for each, budget in zip(found, allowed, strict=True)):
             raise Incorrect(
-                f"step {step} differs from one process: NLL by {found[0]:.3g} nats (allowed {allowed[0]:.2g}), "
+                f"step {step} {where}differs from one process: NLL by {found[0]:.3g} nats (allowed {allowed[0]:.2g}), "
                 f"gradient norm by {found[1]:.3g} relative (allowed {allowed[1]:.2g})"
             )
-    fall = float(expected[0, 0] - expected[-1, 0])
-    if not fall >= MINIMUM_FALL:
-        raise CannotTell(
-            f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}: agreement would prove "
-            "nothing; use more steps, or another workload.learning_rate"
-        )
     return {
         "max_nll_difference": float(nll_difference.max()),
         "mean_nll_difference": float(nll_difference.mean()),

@@ -1,5 +1,7 @@
 """The stream workload: one training whose length changes from stage to stage, and what is refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -16,6 +18,7 @@ from sp_bench.workloads import stream
 STAGES = replace(PARITY, name="stream", stages="24x8,72x3")  # longer, then shorter again
 RING = MethodConfig("ring", "zigzag", dkv_dtype="input")
 SHORT = replace(STAGES, stages="24x2", timed_steps=3)
+HALF = replace(STAGES, stages="24x2,72x2", timed_steps=6, optimizer="adamw", learning_rate=1e-3, max_grad_norm=1.0)
 
 
 def cases(world_size: int) -> list[TrialConfig]:
@@ -49,23 +52,78 @@ def check_world(rank: int, world_size: int) -> None:
             assert times["first_step_ms"] in found["step_ms"], steps
             assert times["tokens_per_s"] == pytest.approx(1e3 * tokens / times["median_step_ms"])
     if world_size == 2:
+        check_half_precision()
         check_a_training_that_does_not_go_on_is_refused()
         check_a_stage_that_computes_at_another_length_is_refused()
 
 
-def check_a_training_that_does_not_go_on_is_refused() -> None:
-    """The optimizer forgets its moments as the length changes: the stage's first step is right, and its second is not.
-    The first stage has two steps, so that momentum is there."""
-    attend, lengths = fsdp2.Training.attend, []
+def check_half_precision() -> None:
+    """Stages that become longer, and then shorter, are proven where they meet."""
+    config = trial(RING, 2, workload=replace(HALF, micro_batches=2, loss_tile_tokens=7), dtype="bfloat16")
+    found = row(config)
+    assert [(each["seq_len"], each["num_steps"]) for each in found["stage_ends"]] == config.stages
+    assert len(found["loss"]) == len(found["step_ms"]) == 6  # without the steps between stages
+    assert len(found["stage_loss_errors"]) == 2
+    assert 0 < max(found["stage_loss_errors"]) < 0.01
+    assert 0 < found["max_nll_difference"] <= 1e-5
+    assert found["energy_j"] is None
+    assert not {"clock_mismatch", "window_disagrees", "loss_not_falling"} & set(found["flags"])
+    check_a_fault_of_one_length_is_refused()
+    check_a_step_between_stages_that_trains_is_refused()
+    check_moments_that_are_lost_are_refused()
+
+
+def check_a_fault_of_one_length_is_refused() -> None:
+    """Labels are of the token itself in the second stage alone, whose length no proof has."""
+    shift = fsdp2.train.shift_and_pad
+
+    def of_itself(sequences, padded_len):
+        tokens, labels = shift(sequences, padded_len)
+        return tokens, tokens if sequences.shape[1] == 73 else labels
+
+    config = trial(MethodConfig("ulysses"), 2, workload=HALF, dtype="bfloat16")
+    with (
+        patch.object(fsdp2.train, "shift_and_pad", of_itself),
+        pytest.raises(Incorrect, match="changes from 24 to 72 tokens the losses of the first 24 tokens change by"),
+    ):
+        stream.run(job(config))
+
+
+def check_a_step_between_stages_that_trains_is_refused() -> None:
+    config = trial(MethodConfig("ulysses"), 2, workload=HALF, dtype="bfloat16")
+    with (
+        patch.object(stream, "_standing_still", lambda is_still: nullcontext()),
+        pytest.raises(Incorrect, match=r"as the length changes from 24|the optimizer took 9 of 7 steps"),
+    ):
+        stream.run(job(config))
+
+
+def check_moments_that_are_lost_are_refused() -> None:
+    """As the length changes, in the rehearsal too."""
+    config = trial(MethodConfig("ulysses"), 2, workload=HALF, dtype="bfloat16")
+    with forgetting(), pytest.raises(Incorrect, match="step 3 of a rehearsal in float32 differs from one process"):
+        stream.run(job(config))
+
+
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """The optimizer forgets its moments as the length changes."""
+    attend, lengths = fsdp2.Training.attend, {}
 
     def forgets(training, layers):
-        if lengths and lengths[-1] is not layers:
+        if lengths.setdefault(id(training), layers) is not layers:
             training.optimizer.state.clear()
-        lengths.append(layers)
+        lengths[id(training)] = layers
         attend(training, layers)
 
+    with patch.object(fsdp2.Training, "attend", forgets):
+        yield
+
+
+def check_a_training_that_does_not_go_on_is_refused() -> None:
+    """A stage's first step is right, its second is not. The first stage has two steps, so that momentum is there."""
     config = trial(MethodConfig("ulysses"), 2, workload=replace(SHORT, stages="24x2", timed_steps=4))
-    with patch.object(fsdp2.Training, "attend", forgets), pytest.raises(Incorrect, match="step 3 differs from one"):
+    with forgetting(), pytest.raises(Incorrect, match="step 3 differs from one"):
         stream.run(job(config))
 
 
@@ -93,7 +151,6 @@ def test_all_steps_of_all_stages_agree_with_one_process(world_size: int) -> None
         ({"stages": "24x0,48x2"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x8,72x12"}, "20 of workload.stages=24x8,72x12 and the last; use 21 or more"),
         ({"warmup_steps": 1}, "workload.warmup_steps=1: all steps are timed, 11 of"),
-        ({"optimizer": "adamw"}, "stream needs sgd, whose loss shows a wrong scale"),
     ],
 )
 def test_stages_that_cannot_be_run_are_refused(fields, message) -> None:
@@ -108,8 +165,10 @@ def test_trials_whose_length_cannot_change_are_refused() -> None:
         trial(RING, 2, workload=STAGES, engine=EngineConfig("deepspeed"))
     with pytest.raises(ConfigError, match="a model without windows"):
         trial(RING, 2, workload=STAGES, model=replace(TINY, layers="window+full", window=8))
-    with pytest.raises(ConfigError, match="use float32 or float64"):
-        trial(RING, 2, workload=STAGES, dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"stream in float32 .* needs sgd, .* use sgd, or dtype=bfloat16"):
+        trial(RING, 2, workload=replace(STAGES, optimizer="adamw"))
+    with pytest.raises(ConfigError, match=r"masked_label_share=0\.5: stages in bfloat16 .* use 0, or dtype=float32"):
+        trial(RING, 2, workload=replace(STAGES, masked_label_share=0.5), dtype="bfloat16")
     with pytest.raises(ConfigError, match="to no other"):
         replace(PARITY, stages="24x20")
 

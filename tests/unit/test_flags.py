@@ -193,3 +193,13 @@ def test_a_row_of_which_all_layers_are_not_proven_is_flagged(fall_error, fall_bu
     update_error = update and {"parameter": "norm.weight", "error": update, "budget": 4.0}
     row = {"fall_error": fall_error, "fall_budget": fall_budget, "last_update_error": update_error}
     assert flags_of_full_depth(row) == ["full_depth_unproven"] * is_flagged
+
+
+def test_stages_of_a_stream_are_judged_one_by_one_without_their_first_steps() -> None:
+    stages = [{"num_steps": 5}, {"num_steps": 9}]
+    quiet = [900.0] + [100.0] * 4 + [2000.0] + [400.0] * 8
+    assert flags_of_times(quiet, [1.0], stages) == []
+    assert {"transient", "window_disagrees"} <= set(flags_of_times(quiet, [1.0]))
+    assert flags_of_times(quiet[:-4] + [450.0] * 4, [1.0], stages) == ["bimodal", "transient", "unsettled"]
+    assert flags_of_loss([3.0, 4.0], stages) == []
+    assert flags_of_loss([3.0, 4.0]) == ["loss_not_falling"]

@@ -271,6 +271,13 @@ class Stage(NamedTuple):
     cell: Cell
     of: Mapping[str, Any]  # of the column `stage_ends`
     times: Mapping[str, Any]  # of `stage_times`; empty: the row has no times
+    loss_error: float | None  # of `stage_loss_errors`, where it meets the stage before; None: the first, or fp32
+
+    @property
+    def change_ms(self) -> float | None:
+        """What the first step takes longer than the others; None: unknown, or there are no others."""
+        others = self.times.get("median_step_ms")
+        return None if others is None else self.times["first_step_ms"] - others
 
 
 STAGES: tuple[Column[Stage], ...] = (
@@ -279,10 +286,12 @@ STAGES: tuple[Column[Stage], ...] = (
     Column("steps", lambda stage: whole(stage.of["num_steps"])),
     Column("first step (ms)", lambda stage: stage.times.get("first_step_ms"), number),
     Column("median of the others (ms)", lambda stage: stage.times.get("median_step_ms"), number),
+    Column("change (ms)", lambda stage: stage.change_ms, number),
     Column("tokens/s", lambda stage: stage.times.get("tokens_per_s"), whole),
     Column("reserved at its end", lambda stage: stage.of["reserved_bytes"], in_bytes),
     Column("compiled, times", lambda stage: whole(stage.of["compiled"])),
     Column("compiled, s", lambda stage: stage.of["compile_s"], number),
+    Column("losses off the stage before", lambda stage: stage.loss_error, number),
 )
 
 
@@ -292,8 +301,13 @@ def stages(cells: Sequence[Cell]) -> Table[Stage]:
     for cell in _of("stream", cells):
         for row in cell.measured:
             of, times = listed(row["stage_ends"]), listed(row["stage_times"])
-            found += [Stage(cell, each, times[place] if times else {}) for place, each in enumerate(of)]
-    return plain("Stage by stage", "One process, one model, one optimizer.", STAGES, found)
+            errors = [None, *(listed(row["stage_loss_errors"]) or [None] * len(of))]
+            found += [Stage(cell, each, times[i] if times else {}, errors[i]) for i, each in enumerate(of)]
+    about = (
+        "One process, one model, one optimizer. A change is the first step less the median of the others: it has what "
+        "compiles anew in it. Losses are of the same tokens and weights at the lengths of both stages."
+    )
+    return plain("Stage by stage", about, STAGES, found)
 
 
 def _states(cell: Cell) -> list[Mapping[str, Any]]:
