@@ -181,7 +181,8 @@ def border_tokens(layout: str, q_rank: int, kv_rank: int, ring_degree: int, shap
     at least none; and none before the document of its own first token. In zigzag order a rank has two runs, of which
     the nearer one sees what the other does, and more.
     """
-    assert shape.window is not None
+    window = shape.window
+    assert window is not None
     if layout == "contiguous":
         mine, theirs, run = [q_rank], [kv_rank], shape.seq_len // ring_degree
     else:
@@ -192,7 +193,7 @@ def border_tokens(layout: str, q_rank: int, kv_rank: int, ring_degree: int, shap
     def seen(q: int, kv: int) -> int:
         """Tokens of run `kv` that the first query of run `q` has in its window and in its document."""
         document = starts[bisect_right(starts, q * run) - 1]
-        return min(max((kv + 1) * run - max(q * run - shape.window + 1, document), 0), run)
+        return min(max((kv + 1) * run - max(q * run - window + 1, document), 0), run)
 
     nearest = ((min((q for q in mine if q > kv), default=None), kv) for kv in theirs)
     return sum(seen(q, kv) for q, kv in nearest if q is not None)
