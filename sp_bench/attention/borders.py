@@ -1,5 +1,5 @@
 """Attention under a window that hides far keys: a rank needs its own keys, and of others' the few just before its own,
-its borders.
+its borders. A border begins no earlier than the document that a rank's first token lies in.
 
 A rank computes its own block while its borders travel, and then its queries at the borders. The ring sends a border
 from the ranks that hold it to the rank that sees it, in one launch whatever the number of ranks. The gather collects
@@ -38,9 +38,10 @@ class Cut(NamedTuple):
     ring_degree: int
     seq_len: int
     window: int
+    documents: tuple[int, ...] = ()  # packed tokens of each; empty: one document
 
     def borders(self, rank: int) -> Borders:
-        return layouts.borders(self.kind, rank, self.ring_degree, self.seq_len, self.window)
+        return layouts.borders(self.kind, rank, self.ring_degree, self.seq_len, self.window, self.documents)
 
     def pieces(self, rank: int) -> Sequence[Piece]:
         return self.borders(rank).pieces
@@ -89,6 +90,7 @@ class Bordered:
     layout: LayoutKind
     window: int
     dkv_dtype: torch.dtype  # in which dK/dV travel
+    documents: tuple[int, ...] = ()  # packed tokens of each; empty: one document
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
@@ -146,7 +148,7 @@ class Bordered:
 
     def _cut(self, q: Tensor) -> Cut:
         size = self.exchange.group.size()
-        return Cut(self.layout, size, q.shape[1] * size, self.window)
+        return Cut(self.layout, size, q.shape[1] * size, self.window, self.documents)
 
 
 def _whole(like: Tensor, rows: Sequence[slice], parts: Sequence[Tensor]) -> Tensor:
@@ -297,7 +299,7 @@ def ring(
     """The ring of `shape`. Under a window it sends borders alone, unless tokens are striped: then a border has tokens
     of all shards, and whole shards travel as far as the window reaches."""
     if shape.window is not None and layout != "striped":
-        return Bordered(kernel, ToPeers(transport.group), layout, shape.window, dkv_dtype)
+        return Bordered(kernel, ToPeers(transport.group), layout, shape.window, dkv_dtype, shape.documents)
     return Ring(kernel, transport, layout, dkv_dtype, merge_dtype, shape.documents, shape.window)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from sp_bench.attention.exchange import Message, Transport
 from sp_bench.attention.head_exchange import by_rows
 from sp_bench.attention.keys import joined, parted
-from sp_bench.attention.layouts import SequenceLayout, head_groups, seen_across
+from sp_bench.attention.layouts import SequenceLayout, cut_by, head_groups, seen_across
 from sp_bench.attention.merge import Part, merge, wide_dtype
 from sp_bench.config.documents import spans
 from sp_bench.kernels import Attention
@@ -221,8 +221,7 @@ def packed_runs(layout: SequenceLayout, rank: int, documents: tuple[int, ...]) -
 
 
 def _packed_run(rows: slice, run: range, documents: tuple[int, ...]) -> Run:
-    met = (min(whole.stop, run.stop) - max(whole.start, run.start) for whole in spans(documents))
-    inside = tuple(length for length in met if length > 0)
+    inside = cut_by(spans(documents), run)
     seen = seen_across(run, range(run.start), documents)
     if seen is None:
         return Run(rows, True, None, rows, inside)

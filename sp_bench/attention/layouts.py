@@ -14,7 +14,7 @@ from functools import cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
-from sp_bench.config.documents import spans
+from sp_bench.config.documents import causal_pairs, spans
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
@@ -140,15 +140,14 @@ class Block:
     kv: slice
     causal: bool
     documents: tuple[int, ...] = ()  # packed: how many of the queries, and of the keys, each document has, in order
-    window: Window | None = None  # the whole mask of the block; `causal` is then False
+    window: Window | None = None  # the whole mask of the block, or of each document; `causal` is then False
 
     @property
     def mask(self) -> dict[str, tuple[int, ...]]:
         """The kernel's arguments beside tensors, `causal` and scale; empty where neither documents nor a window hide
         anything."""
-        if self.window is not None:
-            return {"window": self.window}
-        return {"documents": self.documents} if self.documents else {}
+        masks = {"documents": self.documents, "window": self.window}
+        return {name: mask for name, mask in masks.items() if mask}
 
 
 ALL = slice(None)
@@ -246,21 +245,30 @@ class Borders:
 
 
 @cache  # in a short step the device waits for the host
-def borders(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> Borders:
+def borders(
+    kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int, documents: tuple[int, ...] = ()
+) -> Borders:
     """Those of ring rank `rank`; contiguous or zigzag. Runs that are neighbours are one. A border is at most
-    `window` - 1 keys; the rank itself may hold some of them."""
-    layout = SequenceLayout(kind, ring_degree)
+    `window` - 1 keys; the rank itself may hold some of them. Where documents are packed, it begins no earlier than the
+    document that goes on from it to the run."""
+    layout, wholes = SequenceLayout(kind, ring_degree), list(spans(documents or (seq_len,)))
     runs = _joined(layout.runs(rank, seq_len))
-    wanted = _joined([range(max(run.start - window + 1, 0), run.start) for _, run in _placed(runs)])
+    going_on = [next(whole for whole in wholes if run.start in whole) for run in runs]
+    of_runs = [
+        range(max(run.start - window + 1, whole.start), run.start) for run, whole in zip(runs, going_on, strict=True)
+    ]
+    wanted = _joined(of_runs)
     pieces = _pieces(layout, wanted, seq_len)
     own, before = [], []
-    for rows, run in _placed(runs):
-        of_run, seeing = slice(rows, rows + len(run)), min(len(run), window - 1)
-        hides = window < len(run)
-        own.append(Block(of_run, of_run, causal=not hides, window=Window(window - 1, 0) if hides else None))
-        if not run.start:
+    for (rows, run), whole, border in zip(_placed(runs), going_on, of_runs, strict=True):
+        of_run, inside = slice(rows, rows + len(run)), cut_by(wholes, run)
+        hides = window < max(inside)
+        packed = inside if len(inside) > 1 else ()
+        mask = Window(window - 1, 0) if hides else None
+        own.append(Block(of_run, of_run, causal=not hides, documents=packed, window=mask))
+        if not border:
             continue
-        border = range(max(run.start - window + 1, 0), run.start)
+        seeing = min(len(run), whole.stop - run.start, window - 1)
         at, keys = next((at, keys) for at, keys in _placed(wanted) if border.start in keys)
         hides = seeing + len(border) > window  # something of the border from the last query that sees any of it
         mask = Window(window - 1 - seeing, seeing - 1) if hides else None
@@ -353,7 +361,7 @@ def num_blocks(kind: LayoutKind, rank: int, ring_degree: int, shape: AttentionSh
     """Those of ring rank `rank`; None where neither documents nor a window hide anything."""
     if shape.window is not None:
         if kind != "striped":
-            return borders(kind, rank, ring_degree, shape.seq_len, shape.window).num_blocks
+            return borders(kind, rank, ring_degree, shape.seq_len, shape.window, shape.documents).num_blocks
         blocks = striped_window_blocks(rank, ring_degree, shape.seq_len // ring_degree, shape.window)
         return NumBlocks(1, sum(block is not None for block in blocks))
     if not shape.documents:
@@ -373,6 +381,12 @@ def seen_across(run: range, keys: range, documents: Sequence[int]) -> tuple[rang
     return range(run.start, min(run.stop, whole.stop)), range(max(keys.start, whole.start), keys.stop)
 
 
+def cut_by(wholes: Iterable[range], run: range) -> tuple[int, ...]:
+    """How many tokens of `run` each document has that has any."""
+    met = (min(whole.stop, run.stop) - max(whole.start, run.start) for whole in wholes)
+    return tuple(length for length in met if length > 0)
+
+
 def _placed(runs: Sequence[range]) -> list[tuple[int, range]]:
     """Each run with its place among the local tokens."""
     starts = accumulate((len(run) for run in runs), initial=0)
@@ -384,7 +398,7 @@ def _within(place: int, run: range, part: range) -> slice:
     return slice(place + part.start - run.start, place + part.stop - run.start)
 
 
-def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int]) -> list[int]:
+def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int], window: int | None = None) -> list[int]:
     """Visible (query, key) pairs of one head that each ring rank computes, where documents of these lengths are packed.
     Ranks that exchange heads compute those of their ring rank, of as many heads each."""
     cut = tuple(documents) if layout.kind == "document_zigzag" else ()
@@ -393,18 +407,13 @@ def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int]) -> l
     starts = [whole.start for whole in wholes]
     return [
         sum(
-            _pairs_before(min(run.stop, whole.stop) - whole.start)
-            - _pairs_before(max(run.start, whole.start) - whole.start)
+            causal_pairs([min(run.stop, whole.stop) - whole.start], window)
+            - causal_pairs([max(run.start, whole.start) - whole.start], window)
             for run in ring.runs(rank, sum(documents))
             for whole in wholes[bisect_right(starts, run.start) - 1 : bisect_right(starts, run.stop - 1)]
         )
         for rank in range(layout.ring_degree)
     ]
-
-
-def _pairs_before(token: int) -> int:
-    """Visible pairs of the first `token` queries of a document."""
-    return token * (token + 1) // 2
 
 
 def head_groups(num_heads: int, num_kv_heads: int, stride: int) -> list[tuple[slice, slice]]:

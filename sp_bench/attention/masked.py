@@ -1,5 +1,5 @@
-"""A kernel bound to a mask beside the causal one: packed documents, or a window. For methods that call it on all tokens
-of some heads."""
+"""A kernel bound to a mask beside the causal one: packed documents, a window, or both. For methods that call it on all
+tokens of some heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Masked:
     """`kernel`, which also takes `mask`."""
 
     kernel: Attention
-    mask: Mapping[str, Any]  # `documents` or `window`; see kernels.Kernel
+    mask: Mapping[str, Any]  # `documents`, `window` or both; see kernels.Kernel
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         return self.kernel.forward(q, k, v, causal=self._causal(causal), scale=scale, **self.mask)
@@ -43,6 +43,6 @@ class Masked:
 
 def of_shape(kernel: Attention, shape: AttentionShape) -> Attention:
     """The kernel for whole sequences of `shape`: itself, unless documents are packed or a window hides keys."""
-    if shape.window is not None:
-        return Masked(kernel, {"window": whole(shape.window)})
-    return Masked(kernel, {"documents": shape.documents}) if shape.documents else kernel
+    masks = {"documents": shape.documents, "window": shape.window and whole(shape.window)}
+    hiding = {name: mask for name, mask in masks.items() if mask}
+    return Masked(kernel, hiding) if hiding else kernel

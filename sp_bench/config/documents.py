@@ -157,6 +157,8 @@ def padded(lengths: Sequence[int], multiple: int) -> tuple[int, ...]:
     return tuple(-(-length // multiple) * multiple for length in lengths)
 
 
-def causal_pairs(lengths: Sequence[int]) -> int:
-    """Visible (query, key) pairs of one head, where each token sees its own document's up to itself."""
-    return sum(length * (length + 1) // 2 for length in lengths)
+def causal_pairs(lengths: Sequence[int], window: int | None = None) -> int:
+    """Visible (query, key) pairs of one head, where each token sees its own document's up to itself, and no more than
+    `window` of them."""
+    seeing = [(length, min(length, window or length)) for length in lengths]
+    return sum(w * (w + 1) // 2 + (length - w) * w for length, w in seeing)

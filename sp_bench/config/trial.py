@@ -936,11 +936,10 @@ class WorkloadConfig:
             )
 
     def _check_window(self) -> None:
-        if self.sinks and (self.name != "attention" or not self.causal or self.packing != "none"):
+        if self.sinks and (self.name != "attention" or not self.causal):
             raise ConfigError(
-                f"workload.sinks=true with workload {self.name}, causal={self.causal}, packing={self.packing}: these "
-                "sinks are of workload=attention with workload.causal=true and workload.packing=none; training has "
-                "model.sinks"
+                f"workload.sinks=true with workload {self.name}, causal={self.causal}: these sinks are of "
+                "workload=attention with workload.causal=true; training has model.sinks"
             )
         if self.window is None:
             return
@@ -950,8 +949,6 @@ class WorkloadConfig:
             raise ConfigError(f"{said}: workload {self.name} has windows by layer; use model.window and model.layers")
         if not self.causal:
             raise ConfigError(f"{said} ends at the token itself; use workload.causal=true, or leave it out")
-        if self.packing != "none":
-            raise ConfigError(f"{said}: windows of packed documents are not there yet; use workload.packing=none")
 
     def _check_masked_labels(self) -> None:
         said: Prose = f"workload.masked_label_share={self.masked_label_share}"
@@ -1192,11 +1189,6 @@ class TrialConfig:
             require_at_least(self.workload, PROVABLE_TOKENS, "correctness_seq_len")
         if self.workload.packing != "none":
             self._check_pack()
-        if self.workload.packing != "none" and self.trains and (self.model.window is not None or self.model.sinks):
-            raise ConfigError(
-                f"workload.packing={self.workload.packing}: model={self.model.name} has windows or sinks, and those of "
-                "packed documents are not there yet; use workload.packing=none"
-            )
         self._check_latent()
         checkpointing = self.workload.activation_checkpointing
         if self.method.layout == "zigzag_by_kind" and checkpointing == "selective_output":
@@ -1204,10 +1196,10 @@ class TrialConfig:
                 f"method.layout=zigzag_by_kind: workload.activation_checkpointing={checkpointing} would convert q, k "
                 "and v again for the backward, which the closed form lacks; use selective or full"
             )
-        if (window := self.workload.window) is not None and window >= self.seq_len:
+        if (window := self.workload.window) is not None and window >= (longest := self._longest(self.seq_len)):
+            of: Prose = f"documents of {longest} tokens or less" if longest < self.seq_len else f"seq_len={longest}"
             raise ConfigError(
-                f"workload.window={window} hides nothing of seq_len={self.seq_len}; use {self.seq_len - 1} or less, or "
-                "leave it out"
+                f"workload.window={window} hides nothing of {of}; use {longest - 1} or less, or leave it out"
             )
         if self.workload.pass_kind != "step" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
@@ -1335,13 +1327,17 @@ class TrialConfig:
 
     def window(self, seq_len: int) -> int | None:
         """The window over a sequence of `seq_len` tokens, of layers that have one; None: it hides nothing. At a reduced
-        length it is shorter by as much, so that it ends in the same shard."""
+        length it is shorter by as much, so that it ends in the same shard, and ends inside the longest document."""
         window = self.model.window if self.trains else self.workload.window
-        if window is None or window >= self.seq_len:
+        if window is None or window >= self._longest(self.seq_len):
             return None
         if seq_len >= self.seq_len:
             return window
-        return min(max(round(window * seq_len / self.seq_len), PROVABLE_TOKENS), seq_len - 1)
+        return min(max(round(window * seq_len / self.seq_len), PROVABLE_TOKENS), self._longest(seq_len) - 1)
+
+    def _longest(self, seq_len: int) -> int:
+        """Tokens of the longest document of a sequence of `seq_len` tokens."""
+        return max(self.documents(seq_len) or (seq_len,))
 
     @property
     def trains(self) -> bool:

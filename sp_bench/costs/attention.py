@@ -7,9 +7,11 @@ Only payload counts: not what a rank keeps for itself, and no protocol overhead.
 that they can be compared for equality with the counted bytes of the ledger.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
 
 from sp_bench.config.documents import causal_pairs
 from sp_bench.config.prose import Prose
@@ -23,14 +25,9 @@ POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
 def score_pairs(shape: AttentionShape) -> int:
     """Visible (query, key) pairs of one head: exactly B * S(S+1)/2 when causal, otherwise B * S^2. Under a window of w:
-    B * (w(w+1)/2 + (S-w) w).
-    Of packed documents, the sum of each one's."""
-    s, w = shape.seq_len, shape.window
-    if w is not None:
-        return shape.batch_size * (w * (w + 1) // 2 + (s - w) * w)
-    if shape.documents:
-        return shape.batch_size * causal_pairs(shape.documents)
-    return shape.batch_size * (s * (s + 1) // 2 if shape.causal else s * s)
+    B * (w(w+1)/2 + (S-w) w). Of packed documents, the sum of each one's."""
+    s = shape.seq_len
+    return shape.batch_size * (causal_pairs(shape.documents or (s,), shape.window) if shape.causal else s * s)
 
 
 def attention_forward_flops(shape: AttentionShape) -> int:
@@ -177,19 +174,29 @@ def ring_traffic(
     return add_traffic({("forward", "send"): kv, ("backward", "send"): kv + dkv})
 
 
-def border_tokens(layout: str, q_rank: int, kv_rank: int, ring_degree: int, seq_len: int, window: int) -> int:
+def border_tokens(layout: str, q_rank: int, kv_rank: int, ring_degree: int, shape: AttentionShape) -> int:
     """Keys of ring rank `kv_rank` that a window shows to queries of another, `q_rank`: contiguous or zigzag.
 
     Of runs of c tokens, d runs apart, the later one sees the last w-1-(d-1)c tokens of the earlier one, at most all and
-    at least none. In zigzag order a rank has two runs, of which the nearer one sees what the other does, and more.
+    at least none; and none before the document of its own first token. In zigzag order a rank has two runs, of which
+    the nearer one sees what the other does, and more.
     """
+    window = shape.window
+    assert window is not None
     if layout == "contiguous":
-        mine, theirs, run = [q_rank], [kv_rank], seq_len // ring_degree
+        mine, theirs, run = [q_rank], [kv_rank], shape.seq_len // ring_degree
     else:
-        mirror, run = 2 * ring_degree - 1, seq_len // (2 * ring_degree)
+        mirror, run = 2 * ring_degree - 1, shape.seq_len // (2 * ring_degree)
         mine, theirs = [q_rank, mirror - q_rank], [kv_rank, mirror - kv_rank]
-    distances = (min((q - kv for q in mine if q > kv), default=None) for kv in theirs)
-    return sum(min(max(window - 1 - (apart - 1) * run, 0), run) for apart in distances if apart is not None)
+    starts = [0, *accumulate(shape.documents)]
+
+    def seen(q: int, kv: int) -> int:
+        """Tokens of run `kv` that the first query of run `q` has in its window and in its document."""
+        document = starts[bisect_right(starts, q * run) - 1]
+        return min(max((kv + 1) * run - max(q * run - window + 1, document), 0), run)
+
+    nearest = ((min((q for q in mine if q > kv), default=None), kv) for kv in theirs)
+    return sum(seen(q, kv) for q, kv in nearest if q is not None)
 
 
 def window_ring_traffic(
@@ -204,9 +211,9 @@ def window_ring_traffic(
     if layout == "striped":
         hops = min(ring_degree, shape.window) - 1
         return ring_traffic(shape, ring_degree, ulysses_degree, dkv_dtype, num_hops=hops)
-    others, sizes = {*range(ring_degree)} - {ring_rank}, (ring_degree, shape.seq_len, shape.window)
-    shown = sum(border_tokens(layout, other, ring_rank, *sizes) for other in others)
-    seen = sum(border_tokens(layout, ring_rank, other, *sizes) for other in others)
+    others = {*range(ring_degree)} - {ring_rank}
+    shown = sum(border_tokens(layout, other, ring_rank, ring_degree, shape) for other in others)
+    seen = sum(border_tokens(layout, ring_rank, other, ring_degree, shape) for other in others)
     token = kv_shard_elements(shape, ring_degree, ulysses_degree) * Fraction(ring_degree, shape.seq_len)
     kv = shown * token * shape.element_bytes
     dkv = seen * token * ELEMENT_BYTES[travelling_dkv_dtype(shape, dkv_dtype)]
@@ -246,7 +253,7 @@ def all_gather_traffic(
     """Bytes of the KV all-gather (Llama 3, arXiv 2407.21783, section 3.3.2).
 
     KV is gathered in the forward, and again in the backward, where dK/dV are reduce-scattered. Under a window it is KV
-    of the last w-1 tokens of each run: others may see these.
+    of the last w-1 tokens of each run: others may see these. Packed documents change nothing.
     """
     n, others = kv_shard_elements(shape, sp_size), sp_size - 1
     if shape.window is not None:

@@ -66,7 +66,8 @@ def of_documents(config: TrialConfig) -> Columns:
     if not (lengths := config.documents(config.seq_len)):
         return {}
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    pairs = causal_pairs_of_ranks(layout, config.attention_shape(config.seq_len).documents)
+    shape = config.attention_shape(config.seq_len)
+    pairs = causal_pairs_of_ranks(layout, shape.documents, shape.window)
     return {
         "num_documents": len(lengths),
         "longest_document": max(lengths),

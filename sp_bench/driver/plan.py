@@ -224,10 +224,14 @@ def _uneven_reason(config: TrialConfig) -> str | None:
     """Why ranks compute different amounts, so that one rank cannot stand for all; None if they compute the same."""
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     shape = config.attention_shape(config.seq_len)
-    # under a window all ranks but the first have the same work, and the real one is in the middle
-    if layout.ring_degree == 1 or not shape.causal or shape.window is not None:
+    if layout.ring_degree == 1 or not shape.causal:
         return None
     options = f"world=one_rank with method.layout={layout.kind}"
+    if shape.window is not None:
+        # all ranks but the first have the same work, and the real one is in the middle
+        if not shape.documents:
+            return None
+        return f"{options}: packed documents give the ranks different borders; use method=ulysses"
     if layout.kind in ("contiguous", "striped"):
         return f"{options}: a causal mask gives the ranks different work, and one rank stands for all; use zigzag"
     if config.method.name == "ring" and config.method.sends == "latent" and config.real_place != 0:

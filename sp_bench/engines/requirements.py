@@ -108,6 +108,11 @@ def _reason(config: TrialConfig) -> Prose | None:
             f"workload.packing={packing}: engine {name} trains whole sequences here; use "
             f"engine={' or '.join(_PACKING)}, or workload.packing=none"
         )
+    if packing != "none" and name != "fsdp2" and config.kernel.name == "cpu_flash":
+        return (
+            f"workload.packing={packing}: engine {name} is proven with kernel=math and flash_attn, not cpu_flash; use "
+            "one of these"
+        )
     if (share := config.workload.masked_label_share) and name not in _PACKING:
         return (
             f"workload.masked_label_share={share}: engine {name} trains on all labels here; use "

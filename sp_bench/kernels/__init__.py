@@ -9,7 +9,7 @@ import importlib
 import itertools
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
@@ -64,7 +64,8 @@ class Kernel(Attention, Protocol):
     - `PACKS = True`: `forward` and `backward` also take `documents`, the tokens of each document, in order. There are
       then as many queries as keys, of one sequence (B = 1). A query sees the keys of its own document: all of them, or
       with `causal` those up to its own place;
-    - `WINDOWS = True`: both also take `window`, a `config.windows.Window`, which is the whole mask: `causal` is False;
+    - `WINDOWS = True`: both also take `window`, a `config.windows.Window`, which is the whole mask: `causal` is False.
+      With `documents` beside it, it is the mask of each;
     - `OPS`: operations of torch that compute it -> how often a forward and a backward call each. They say what ran
       where no CUDA kernels are counted: on a CPU, and where a single step is timed.
     """
@@ -158,6 +159,15 @@ def seen(window: Window, q: "torch.Tensor", k: "torch.Tensor") -> "torch.Tensor"
     place = k.shape[1] - q.shape[1]  # the last query and the last key lie side by side
     every = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
     return every.triu(place - window.left).tril(place + window.right)
+
+
+def same_document(documents: Sequence[int], device: "torch.device") -> "torch.Tensor":
+    """Which tokens of a pack are of one document: bool [S,S], for kernels that take a mask."""
+    import torch
+
+    lengths = torch.tensor(documents, device=device)
+    of_token = torch.arange(len(documents), device=device).repeat_interleave(lengths)
+    return of_token[:, None] == of_token
 
 
 Launches = Mapping[str, int]  # name of a CUDA kernel, or of an operation of torch -> how often it ran

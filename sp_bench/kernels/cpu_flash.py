@@ -3,16 +3,18 @@
 B batch, S tokens, H heads, D head size.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
-from sp_bench.kernels import even_values_reason, seen
+from sp_bench.kernels import even_values_reason, same_document, seen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+PACKS = True
 WINDOWS = True
 CUDA_KERNELS = None
 OPS = {
@@ -29,25 +31,34 @@ def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     return even_values_reason("cpu_flash", shape)
 
 
-def _bias(q: "Tensor", k: "Tensor", window: Window | None) -> "Tensor | None":
-    """The window as the kernel takes it, as a bias of the scores [Sq,Sk]: it computes what the window hides, too."""
+def _bias(q: "Tensor", k: "Tensor", documents: Sequence[int], window: Window | None) -> "Tensor | None":
+    """Documents and a window as the kernel takes them beside a causal mask, as a bias of the scores [Sq,Sk]: it
+    computes what they hide, too."""
     import torch
 
-    if window is None:
+    masks = ([same_document(documents, q.device)] if documents else []) + ([seen(window, q, k)] if window else [])
+    if not masks:
         return None
-    hidden = ~seen(window, q, k)
+    hidden = ~torch.stack(masks).all(0)
     return torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, float("-inf"))
 
 
 def forward(
-    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, window: Window | None = None
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+    documents: Sequence[int] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor]":
     import torch
 
     # [B,S,H,D] -> [B,H,S,D]: views, since the kernel reads strides
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *heads_first, 0.0, causal, attn_mask=_bias(q, k, window), scale=scale
+        *heads_first, 0.0, causal, attn_mask=_bias(q, k, documents, window), scale=scale
     )
     return out.transpose(1, 2), lse
 
@@ -62,12 +73,13 @@ def backward(
     *,
     causal: bool,
     scale: float,
+    documents: Sequence[int] = (),
     window: Window | None = None,
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 
     heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))  # [B,S,H,D] -> [B,H,S,D]
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *heads_first, lse, 0.0, causal, attn_mask=_bias(q, k, window), scale=scale
+        *heads_first, lse, 0.0, causal, attn_mask=_bias(q, k, documents, window), scale=scale
     )
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.config.windows import Window
-from sp_bench.kernels import seen
+from sp_bench.kernels import same_document, seen
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +46,7 @@ def _scores(
         hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     if documents:
-        lengths = torch.tensor(documents, device=q.device)
-        of_token = torch.arange(len(documents), device=q.device).repeat_interleave(lengths)
-        scores = scores.masked_fill(of_token[:, None] != of_token, float("-inf"))
+        scores = scores.masked_fill(~same_document(documents, q.device), float("-inf"))
     if window is not None:
         scores = scores.masked_fill(~seen(window, q, k), float("-inf"))
     return scores

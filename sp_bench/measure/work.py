@@ -81,10 +81,11 @@ class Work:
         window: Window | None = None,
     ) -> Iterator[None]:
         """Count one call of the kernel, which runs inside. q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; causal means Sq == Sk.
-        `documents` are the tokens of each that are packed, queries and keys alike; `window` is the whole mask."""
+        `documents` are the tokens of each that are packed, queries and keys alike; `window` is all of the mask."""
         batch, queries, heads, dim = q.shape
         if window is not None:
-            pairs = visible_pairs(queries, k.shape[1], window)
+            parts = [(length, length) for length in documents] or [(queries, k.shape[1])]
+            pairs = sum(visible_pairs(*part, window) for part in parts)
         elif causal:
             pairs = causal_pairs(documents or (queries,))
         else:

@@ -168,6 +168,8 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     cutting = [name for name in NAMES if getattr(get(name), "CUTS_DOCUMENTS", False)]
     cuts = getattr(module, "CUTS_DOCUMENTS", False)
     if method.layout == "document_zigzag":
+        if shape.documents and shape.window is not None:
+            return "method.layout=document_zigzag cuts each document, and a window is even without; use contiguous"
         if cuts and shape.documents:
             return None
         way_out: Prose = "method.layout=zigzag" if cuts else f"method={', '.join(cutting)}"

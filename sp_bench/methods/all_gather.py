@@ -48,7 +48,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
     if shape.window is not None:
-        computed = borders(method.layout, rank, sp_size, shape.seq_len, shape.window).num_blocks.all
+        computed = borders(method.layout, rank, sp_size, shape.seq_len, shape.window, shape.documents).num_blocks.all
         return KernelCalls(computed, computed)
     if shape.documents:
         runs = layout(method, sp_size).runs(rank, shape.seq_len)
@@ -78,7 +78,7 @@ def open(
 
     def gather(kernel: Attention) -> Attention:
         if shape.window is not None:
-            return Bordered(kernel, Gathered(over), method.layout, shape.window, dkv_dtype)
+            return Bordered(kernel, Gathered(over), method.layout, shape.window, dkv_dtype, shape.documents)
         return Gather(kernel, over, cut, stride, dkv_dtype, shape.documents)
 
     sends_latents = method.sends == "latent"

@@ -385,7 +385,8 @@ def _sample(
     """
     generator = torch.Generator().manual_seed(draw.seed * 1_000_003 + draw.replicate)
     wholes = list(spans(documents or (seq_len,)))
-    sampled, firsts = {whole[-1] for whole in wholes}, torch.tensor([whole[0] for whole in wholes])
+    sampled, of_documents = {whole[-1] for whole in wholes}, {whole[0] for whole in wholes}
+    firsts = torch.tensor(sorted(of_documents))
     for rank in range(layout.sp_size):
         tokens = torch.tensor(layout.global_positions(rank, seq_len))
         tokens = tokens[(tokens < seq_len - 1) & ~torch.isin(tokens, firsts)]
@@ -393,8 +394,8 @@ def _sample(
         sampled.update(tokens[drawn].tolist())
         if window is not None:
             starts = [run.start for run in layout.runs(rank, seq_len)]
-            edges = (start + ahead for start in starts for ahead in (0, window - 2, window - 1))
-            sampled.update(token for token in edges if 0 < token < seq_len)
+            edges = {start + ahead for start in starts for ahead in (0, window - 2, window - 1)}
+            sampled.update(token for token in edges if token < seq_len and token not in of_documents)
     return torch.tensor(sorted(sampled))
 
 

@@ -79,7 +79,7 @@ class CutShort(TrialConfig):
     def window(self, seq_len: int) -> int | None:
         """That of the timed length; None: it hides nothing of a text that is so short."""
         window = super().window(self.seq_len)
-        return None if window is None or window >= seq_len else window
+        return None if window is None or window >= self._longest(seq_len) else window
 
     def labelled(self, seq_len: int) -> list[range]:
         """Those of the timed length; where all of them are masked, as if the text had been as short from the start."""

@@ -16,11 +16,13 @@ def fwd(
     softmax_scale: float,
     is_causal: bool,
     num_splits: int,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> tuple[Tensor, Tensor]:
     assert num_splits == 1
     cuts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return flash_attn._flash_attn_varlen_forward(
-        q, k, v, *cuts, dropout_p=0.0, softmax_scale=softmax_scale, causal=is_causal
+        *(q, k, v, *cuts, 0.0, softmax_scale, is_causal, window_size_left, window_size_right)
     )[:2]
 
 
@@ -41,9 +43,12 @@ def bwd(
     max_seqlen_k: int,
     softmax_scale: float,
     is_causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> None:
     cuts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    plain = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
+    sides = {"window_size_left": window_size_left, "window_size_right": window_size_right}
+    plain = sides | {"softcap": 0.0, "alibi_slopes": None}
     options = {"dropout_p": 0.0, "softmax_scale": softmax_scale, "causal": is_causal, "deterministic": False} | plain
     tensors = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
     flash_attn._flash_attn_varlen_backward(*tensors, *cuts, **options)  # pyright: ignore

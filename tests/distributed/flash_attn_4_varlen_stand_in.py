@@ -17,11 +17,13 @@ def _flash_attn_fwd(
     softmax_scale: float,
     causal: bool,
     return_lse: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> tuple[Tensor, Tensor]:
     assert return_lse
     cuts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return flash_attn._flash_attn_varlen_forward(
-        q, k, v, *cuts, dropout_p=0.0, softmax_scale=softmax_scale, causal=causal
+        *(q, k, v, *cuts, 0.0, softmax_scale, causal, window_size_left, window_size_right)
     )[:2]
 
 
@@ -39,10 +41,13 @@ def _flash_attn_bwd(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
     cuts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    plain = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
+    sides = {"window_size_left": window_size_left, "window_size_right": window_size_right}
+    plain = sides | {"softcap": 0.0, "alibi_slopes": None}
     options = {"dropout_p": 0.0, "softmax_scale": softmax_scale, "causal": causal, "deterministic": False} | plain
     flash_attn._flash_attn_varlen_backward(dout, q, k, v, out, lse, *grads, *cuts, **options)  # pyright: ignore
     return grads

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sp_bench.config.windows import Window
 from sp_bench.kernels import math
 
 
@@ -36,14 +37,19 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q [Tq,Hq,D], k and v [Tk,Hkv,D] -> out [Tq,Hq,D], lse [Hq,Tq], and two tensors that nobody reads."""
-    assert (dropout_p, window_size_left, window_size_right, softcap, alibi_slopes) == (0.0, -1, -1, 0.0, None)
+    assert (dropout_p, softcap, alibi_slopes) == (0.0, 0.0, None)
+    window = _window(window_size_left, window_size_right, causal)
     assert (return_softmax, block_table, leftpad_k, seqused_k, zero_tensors) == (False, None, None, None, False)
     assert (max_seqlen_q, max_seqlen_k) == (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
     out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
     for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
         length = len(k[keys]) if causal else len(q[queries])  # without a mask nothing is aligned
         part, part_lse = math.forward(
-            _at_the_end(q[queries], length), k[keys][None], v[keys][None], causal=causal, scale=softmax_scale
+            _at_the_end(q[queries], length),
+            *(k[keys][None], v[keys][None]),
+            causal=causal,
+            scale=softmax_scale,
+            window=window,
         )
         own = slice(length - len(q[queries]), None)
         out[queries], lse[:, queries] = part[0, own], part_lse[0, :, own]
@@ -76,7 +82,8 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> Tensor:
     """Fills dq, dk, dv, which may be views."""
-    assert (dropout_p, window_size_left, window_size_right, softcap, alibi_slopes) == (0.0, -1, -1, 0.0, None)
+    assert (dropout_p, softcap, alibi_slopes) == (0.0, 0.0, None)
+    window = _window(window_size_left, window_size_right, causal)
     assert not zero_tensors
     for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
         length = len(k[keys]) if causal else len(q[queries])
@@ -87,10 +94,20 @@ def _flash_attn_varlen_backward(
             *(_at_the_end(out[queries], length), padded_lse[None]),
             causal=causal,
             scale=softmax_scale,
+            window=window,
         )
         dq[queries] = grads[0][0, length - len(q[queries]) :]
         dk[keys], dv[keys] = grads[1][0], grads[2][0]
     return torch.empty_like(softmax_lse)
+
+
+def _window(left: int, right: int, causal: bool) -> Window | None:
+    """The window of each sequence; without one both sides are -1."""
+    if (left, right) == (-1, -1):
+        return None
+    assert min(left, right) >= 0
+    assert not causal
+    return Window(left, right)
 
 
 def _sequences(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -22,6 +22,7 @@ LATE = replace(
 WINDOWS = replace(TINY, layers="window", window=9)
 FULL = replace(TRAIN, activation_checkpointing="full", micro_batches=2)
 KEPT = replace(TRAIN, activation_checkpointing="selective_output", checkpoint_offload=True)
+PACKED = replace(TRAIN, packing="fixed", document_len=32, masked_label_share=0.25)
 RING, ZIGZAG = (MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag"))
 BY_KIND = MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input")
 GATHER = MethodConfig("all_gather", "zigzag", dkv_dtype="input")
@@ -38,10 +39,14 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(BY_KIND, 2, seq_len=45, model=HYBRID, workload=FULL),
             trial(ZIGZAG, 2, seq_len=45, model=HYBRID, workload=KEPT, **bf16),
             trial(MethodConfig("upipe"), 2, model=replace(HYBRID, num_layers=2)),
+            trial(BY_KIND, 2, seq_len=96, model=HYBRID, workload=PACKED),
+            trial(MethodConfig("ulysses"), 2, seq_len=96, model=LATE, workload=PACKED, **bf16),
         ],
         3: [
             trial(RING, 3, seq_len=43, model=WINDOWS),  # the first, the middle and the last rank send different numbers
             trial(GATHER, 3, seq_len=43, model=HYBRID),
+            trial(RING, 3, seq_len=96, model=WINDOWS, workload=PACKED),
+            trial(GATHER, 3, seq_len=96, model=HYBRID, workload=PACKED),
         ],
         4: [trial(MethodConfig("usp", "zigzag", None, 2, "ulysses_inner", "input"), 4, seq_len=45, model=HYBRID)],
     }[world_size]

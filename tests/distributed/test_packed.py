@@ -22,8 +22,9 @@ from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 
 
-@pytest.mark.parametrize("name", ["math", "flash_attn", "flash_attn_3", "flash_attn_4"])
-def test_a_kernel_on_a_pack_is_as_on_each_document_alone(name, monkeypatch):
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("name", ["math", "cpu_flash", "flash_attn", "flash_attn_3", "flash_attn_4"])
+def test_a_kernel_on_a_pack_is_as_on_each_document_alone(name, window, monkeypatch):
     if name == "flash_attn":
         stand_in = flash_attn_varlen_stand_in
         for dense in ("_flash_attn_forward", "_flash_attn_backward"):  # which are not called
@@ -34,7 +35,7 @@ def test_a_kernel_on_a_pack_is_as_on_each_document_alone(name, monkeypatch):
         monkeypatch.setattr(kernels.get(name), "_operations", lambda: flash_attn_3_varlen_stand_in)
     elif name == "flash_attn_4":
         monkeypatch.setattr(kernels.get(name), "_library", lambda: flash_attn_4_varlen_stand_in)
-    shape = AttentionShape(1, 96, 4, 2, 8, True, "float32", (32, 16, 48))
+    shape = AttentionShape(1, 96, 4, 2, 8, True, "float32", (32, 16, 48), window)
     inputs = reduced_length.random_inputs(shape, torch.device("cpu"), 0)
     got = reduced_length._run_kernel(of_shape(kernels.get(name), shape), inputs, shape)
     for tensor, want in zip(got, reduced_length._run_reference(inputs, shape), strict=True):

@@ -285,15 +285,15 @@ def check_own_packed_kernel(rank: int) -> None:
     install_stand_in(PackedStandIn)
     shape = AttentionShape(1, 144, 8, 4, 8, True, "float32", PACKS[0])
     mesh = mesh_of(methods.get(NAME).layout(PACKED[0], 2))
-    alone = kernels.get("cpu_flash")
-    assert not kernels.packs("cpu_flash")
+    alone = kernels.get("cpu_flash")  # in the place of aten's cuDNN
+    assert not kernels.packs("cudnn")
     with methods.get(NAME).open(PACKED[0], kernels.get("cudnn"), shape, mesh) as attention:
-        columns = reduced_length.check_attention(attention, alone, "cpu_flash", shape, mesh, here(), seed=0)
+        columns = reduced_length.check_attention(attention, alone, "cudnn", shape, mesh, here(), seed=0)
         assert columns["kernel_rel_error"].keys() == columns["error_budget"].keys()
         shifted = SimpleNamespace(forward=lambda q, *rest, **options: alone.forward(-q, *rest, **options))
         shifted.backward = alone.backward
-        with pytest.raises(Incorrect, match="kernel cpu_flash on one device"):
-            reduced_length.check_attention(attention, shifted, "cpu_flash", shape, mesh, here(), seed=0)
+        with pytest.raises(Incorrect, match="kernel cudnn on one device"):
+            reduced_length.check_attention(attention, shifted, "cudnn", shape, mesh, here(), seed=0)
 
 
 def test_a_kernel_that_only_the_library_runs_on_packs_is_proven_on_each_document_alone() -> None:

@@ -24,21 +24,36 @@ from sp_bench.workloads.step import attention_step
 def cases(sp_size: int) -> list[Case]:
     """Every method and layout, each with windows of a part of a chunk, of its end, of a neighbour and of all."""
     length = TOKENS_A_RANK * sp_size
+    tenth = length // 10
+    packs = [(3 * tenth, 4 * tenth, length - 7 * tenth), (length // 2, 1, length - length // 2 - 1)]
     windows = sorted({w for w in (2, 3, 6, 7, 12, 13, 20, 25, length - 1) if w < length})
     drawn = zip(itertools.cycle(heads(sp_size).values()), itertools.cycle((1, 2)), strict=False)
-    return [
-        Case(method, AttentionShape(batch, length, *of_heads, 8, True, "float64", window=window))
+    able = [
+        method
         for method in (*method_configs(sp_size), MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input"))
         if methods.window_reason(method, AttentionShape(1, length, 12, 12, 8, True, "float64", window=2)) is None
+    ]
+    whole = [
+        Case(method, AttentionShape(batch, length, *of_heads, 8, True, "float64", window=window))
+        for method in able
         for window in windows
         for of_heads, batch in [next(drawn)]
     ]
+    packed = [
+        Case(method, AttentionShape(1, length, *next(drawn)[0], 8, True, "float64", documents, window))
+        for method in able
+        for documents in packs
+        for window in (2, 6, 13)
+        if window < max(documents)
+    ]
+    return whole + packed
 
 
 def usable(sp_size: int) -> Iterator[Case]:
     for case in cases(sp_size):
         module = methods.get(case.method.name)
-        if module.unsupported_reason(case.method, case.kernel, case.shape, sp_size) is None:
+        unsupported = module.unsupported_reason(case.method, case.kernel, case.shape, sp_size)
+        if unsupported is None and methods.packing_reason(case.method, case.shape) is None:
             yield case
 
 
@@ -47,8 +62,10 @@ def reference(shape: AttentionShape) -> list[torch.Tensor]:
     q, k, v, dout = global_tensors(shape)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     ahead = torch.arange(shape.seq_len)[:, None] - torch.arange(shape.seq_len)
+    seen, lengths = (ahead >= 0) & (ahead < shape.window), torch.tensor(shape.documents or (shape.seq_len,))
+    seen &= torch.block_diag(*(torch.ones(length, length) for length in lengths)).bool()
     out = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in leaves), attn_mask=(ahead >= 0) & (ahead < shape.window), enable_gqa=True
+        *(x.transpose(1, 2) for x in leaves), attn_mask=seen, enable_gqa=True
     ).transpose(1, 2)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
@@ -58,7 +75,8 @@ def check_all(rank: int, sp_size: int) -> None:
         mine, positions = run_method(case, mesh)
         for name, got, want in zip(NAMES, mine, reference(case.shape), strict=True):
             error = float((got.double().cpu() - want[:, positions]).norm() / want[:, positions].norm())
-            assert error < 1e-13, f"{case} window {case.shape.window} on rank {rank}: {name} {error}"
+            of_case = f"{case} window {case.shape.window} of documents {case.shape.documents}"
+            assert error < 1e-13, f"{of_case} on rank {rank}: {name} {error}"
         book, name = ledger_of(case, mesh), case.method.name
         sent = {key: size for key, (_, size) in book.counts.items() if size}
         of_all = methods.closed_form(name)(case.method, case.shape, sp_size)
@@ -77,14 +95,16 @@ def test_windows_are_as_under_a_mask_and_send_the_closed_form(backend: str, sp_s
 
 def check_sinks(rank: int, sp_size: int) -> None:
     """The gate's own reference is the definition: a further score of each query, without a value. Each method without a
-    window and with one."""
+    window and with one, and with one in a pack."""
     kernel, seen = kernels.get("math"), set()
     for case, mesh in on_meshes(usable(sp_size)):
         full = case.shape.window == 2  # one of the windows of each method stands for none
-        if case.shape.window not in (2, 7) or (case.method, full) in seen:
+        full &= not case.shape.documents
+        if case.shape.window not in (2, 7) or (case.method, full, bool(case.shape.documents)) in seen:
             continue
-        seen.add((case.method, full))
-        shape = replace(case.shape, window=None if full else 7, sinks=True)
+        seen.add((case.method, full, bool(case.shape.documents)))
+        window = min(7, max(case.shape.documents, default=8) - 1)
+        shape = replace(case.shape, window=None if full else window, sinks=True)
         with methods.get(case.method.name).open(case.method, kernel, shape, mesh) as attention:
             columns = reduced_length.check_attention(attention, kernel, "math", shape, mesh, here(), seed=0)
             assert max(columns[f"rel_error_{name}"] for name in (*NAMES, "dsinks")) < 1e-13, str(case)
@@ -112,7 +132,11 @@ def check_gate(rank: int, sp_size: int) -> None:
     """The project's own proofs, of each method at one window: at a reduced length, where a key is perturbed, and of
     sampled rows at the timed length. A window that is one token off meets neither."""
     kernel = kernels.get("math")
-    chosen = {(case.method.name, case.method.layout): case for case in usable(sp_size) if case.shape.window == 13}
+    chosen = {
+        (case.method.name, case.method.layout, len(case.shape.documents)): case
+        for case in usable(sp_size)
+        if case.shape.window == 13
+    }
     for case, mesh in on_meshes(replace(case, shape=replace(case.shape, batch_size=1)) for case in chosen.values()):
         with methods.get(case.method.name).open(case.method, kernel, case.shape, mesh) as attention:
             columns = reduced_length.check_attention(attention, kernel, "math", case.shape, mesh, here(), seed=0)

@@ -723,6 +723,14 @@ def _of_borders(change: Callable[[Any], Any]) -> Callable[[], None]:
     return plant
 
 
+def _border_across_documents() -> None:
+    """The border of a ring under a window is that of one document."""
+    from sp_bench.attention import layouts
+
+    honest = layouts.borders
+    layouts.borders = lambda *cut: replace(honest(*cut[:5]), own=honest(*cut).own)
+
+
 def _unshifted(blocks: Any) -> Any:
     """The window of a whole sequence in each block."""
     return tuple(replace(block, window=block.window._replace(right=0)) for block in blocks)
@@ -876,6 +884,8 @@ LIES: Mapping[str, Callable[[], None]] = {
     "window_one_too_wide": _of_windows(_one_too_wide),
     "window_one_too_wide_beyond_a_length": _of_windows(_one_too_wide, REDUCED),
     "window_ignored": _of_windows(lambda window, **options: options | {"causal": True}),
+    "window_across_documents": _of_windows(lambda documents=(), **options: options),
+    "border_across_documents": _border_across_documents,
     "border_skipped": _of_borders(lambda blocks: ()),
     "window_unshifted": _of_borders(_unshifted),
     "sinks_counted_on_each_rank": _sinks_counted_on_each_rank,

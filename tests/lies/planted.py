@@ -35,6 +35,10 @@ SINKS = ("workload=attention", "method=ring", *ATTENTION[2:], "workload.sinks=tr
 
 PACKED = (*ATTENTION, "workload.packing=fixed", "workload.document_len=32")
 
+PACKED_WINDOW = (*PACKED, "workload.window=20")
+
+PACKED_BORDERS = (*BORDERS, *PACKED[-2:])
+
 
 @dataclass(frozen=True)
 class Lie:
@@ -450,6 +454,21 @@ LIES = [
         "a ring applies the window to each block as if its first query and first key were neighbours",
         BORDERS,
         "method on 2 ranks: relative error of output",
+    ),
+    *(
+        Lie(name, "Windows of packed documents", what, PACKED_WINDOW, "kernel math on one device: relative error of")
+        for name, what in (
+            ("window_across_documents", "the kernel applies the window across the borders of documents"),
+            ("window_one_too_wide", "the kernel's window is one token wider"),
+        )
+    ),
+    *(
+        Lie(name, "Windows of packed documents", what, PACKED_BORDERS, "method on 2 ranks: relative error of output")
+        for name, what in (
+            ("border_across_documents", "a ring's border has keys of the document before, which its queries see"),
+            ("window_unshifted", "a ring applies the window to each block as if it began there"),
+            ("border_skipped", "a ring leaves out the hop that brings the border"),
+        )
     ),
     Lie(
         "sinks_counted_on_each_rank",

@@ -175,8 +175,8 @@ def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(m
     config = make_config(method="double_ring", kernel="math", sp_size=4, **FIXED)
     reason = plan.unsupported_reason(config, None) or ""
     assert "does not know the blocks of documents; use method=single, ulysses" in reason
-    config = make_config(method="ulysses", kernel="cpu_flash", **FIXED)
-    assert "cpu_flash takes no packed documents; use kernel=math" in (plan.unsupported_reason(config, None) or "")
+    config = make_config(method="ulysses", kernel="sdpa_flash", **FIXED)
+    assert "sdpa_flash takes no packed documents; use kernel=math" in (plan.unsupported_reason(config, None) or "")
     striped = AttentionShape(1, 64, 4, 4, 8, True, "float32", (32, 32))
     lacking = {
         "ring_flash_attn": "use method.layout=document_zigzag",

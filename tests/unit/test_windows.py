@@ -16,10 +16,12 @@ from sp_bench import kernels, methods
 from sp_bench.attention.layouts import (
     SequenceLayout,
     borders,
+    causal_pairs_of_ranks,
     num_blocks,
     striped_window_blocks,
     window_share,
 )
+from sp_bench.config.documents import spans
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
@@ -32,14 +34,19 @@ from sp_bench.kernels import math as by_definition
 KINDS = ("contiguous", "zigzag", "striped")
 
 
-def seen_by(position: int, window: int) -> set[int]:
-    """The definition: a token sees `window` tokens, of which it is the last."""
-    return {key for key in range(position + 1) if position - key < window}
+def seen_by(position: int, window: int, documents: tuple[int, ...] = ()) -> set[int]:
+    """The definition: a token sees `window` tokens of its document, of which it is the last."""
+    first = next((whole.start for whole in spans(documents) if position in whole), 0)
+    return {key for key in range(first, position + 1) if position - key < window}
 
 
 def of_block(block, q_at: list[int], k_at: list[int]) -> set[tuple[int, int]]:
     """The pairs that a kernel computes in a block of these global positions."""
     queries, keys = q_at[block.q], k_at[block.kv]
+    if block.documents:
+        alone, at = replace(block, documents=(), q=slice(None), kv=slice(None)), list(spans(block.documents))
+        assert len(queries) == len(keys) == at[-1].stop
+        return set().union(*(of_block(alone, *(x[of.start : of.stop] for x in (queries, keys))) for of in at))
     if block.causal:
         assert len(queries) == len(keys)
     window = block.window or (
@@ -58,12 +65,14 @@ def of_block(block, q_at: list[int], k_at: list[int]) -> set[tuple[int, int]]:
 def cuts(draw, kinds=KINDS):
     kind, ring_degree = draw(st.sampled_from(kinds)), draw(st.integers(1, 6))
     seq_len = 2 * ring_degree * draw(st.integers(1, 6))
-    return kind, ring_degree, seq_len, draw(st.integers(2, max(seq_len - 1, 2)))
+    ends = sorted(draw(st.sets(st.integers(1, seq_len - 1), max_size=6))) if kind != "striped" else []
+    documents = tuple(end - start for start, end in itertools.pairwise([0, *ends, seq_len])) if ends else ()
+    return kind, ring_degree, seq_len, draw(st.integers(2, max(seq_len - 1, 2))), documents
 
 
 @given(cuts())
 def test_the_ranks_blocks_hold_each_visible_pair_exactly_once(cut):
-    kind, ring_degree, seq_len, window = cut
+    kind, ring_degree, seq_len, window, documents = cut
     layout, found = SequenceLayout(kind, ring_degree), []
     for rank in range(ring_degree):
         mine = layout.global_positions(rank, seq_len)
@@ -72,7 +81,7 @@ def test_the_ranks_blocks_hold_each_visible_pair_exactly_once(cut):
             shards = (layout.global_positions((rank - step) % ring_degree, seq_len) for step in range(len(blocks)))
             found += [of_block(block, mine, shard) for block, shard in zip(blocks, shards, strict=True) if block]
             continue
-        of_rank = borders(kind, rank, ring_degree, seq_len, window)
+        of_rank = borders(kind, rank, ring_degree, seq_len, window, documents)
         keys = [-1] * of_rank.num_keys
         for piece in of_rank.pieces:
             keys[piece.at] = layout.global_positions(piece.rank, seq_len)[piece.rows]
@@ -81,32 +90,33 @@ def test_the_ranks_blocks_hold_each_visible_pair_exactly_once(cut):
         found += [of_block(block, mine, keys) for block in of_rank.before]
     pairs = [pair for block in found for pair in block]
     assert len(pairs) == len(set(pairs))
-    assert set(pairs) == {(q, k) for q in range(seq_len) for k in seen_by(q, window)}
+    assert set(pairs) == {(q, k) for q in range(seq_len) for k in seen_by(q, window, documents)}
 
 
 @given(cuts())
 def test_every_key_of_a_border_is_seen_and_no_hop_is_made_for_nothing(cut):
-    kind, ring_degree, seq_len, window = cut
+    kind, ring_degree, seq_len, window, documents = cut
     layout = SequenceLayout(kind, ring_degree)
     for rank in range(ring_degree):
         queries = layout.global_positions(rank, seq_len)
-        visible = {key for query in queries for key in seen_by(query, window)}
+        visible = {key for query in queries for key in seen_by(query, window, documents)}
         if kind == "striped":
             hops = len(striped_window_blocks(rank, ring_degree, seq_len // ring_degree, window)) - 1
             beyond = [layout.global_positions((rank - step) % ring_degree, seq_len) for step in range(1, ring_degree)]
             assert not any(visible & set(shard) for shard in beyond[hops:])
             continue
-        for piece in borders(kind, rank, ring_degree, seq_len, window).pieces:
+        for piece in borders(kind, rank, ring_degree, seq_len, window, documents).pieces:
             assert set(layout.global_positions(piece.rank, seq_len)[piece.rows]) <= visible
 
 
 @given(cuts(("contiguous", "zigzag")))
 def test_the_closed_form_of_a_border_is_what_the_layout_sends(cut):
-    kind, ring_degree, seq_len, window = cut
+    kind, ring_degree, seq_len, window, documents = cut
+    shape = AttentionShape(1, seq_len, 1, 1, 2, True, "float64", documents, window)
     for mine, theirs in itertools.permutations(range(ring_degree), 2):
-        pieces = borders(kind, mine, ring_degree, seq_len, window).pieces
+        pieces = borders(kind, mine, ring_degree, seq_len, window, documents).pieces
         sent = sum(piece.rows.stop - piece.rows.start for piece in pieces if piece.rank == theirs)
-        assert border_tokens(kind, mine, theirs, ring_degree, seq_len, window) == sent
+        assert border_tokens(kind, mine, theirs, ring_degree, shape) == sent
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(0, 9))
@@ -130,9 +140,17 @@ def test_pairs_of_a_sequence_are_exact(seq_len, window):
 
 @given(cuts())
 def test_the_parts_of_the_ranks_are_the_whole(cut):
-    kind, ring_degree, seq_len, window = cut
+    kind, ring_degree, seq_len, window, documents = cut
+    layout = SequenceLayout(kind, ring_degree)
+    packed = AttentionShape(1, seq_len, 1, 1, 2, True, "float64", documents, window)
+    visible = [seen_by(query, window, documents) for query in range(seq_len)]
+    assert score_pairs(packed) == sum(map(len, visible))
+    if documents:
+        held = [layout.global_positions(rank, seq_len) for rank in range(ring_degree)]
+        of_ranks = [sum(len(visible[query]) for query in mine) for mine in held]
+        assert causal_pairs_of_ranks(layout, documents, window) == of_ranks
     shape = AttentionShape(1, seq_len, 1, 1, 2, True, "float64", window=min(window, seq_len - 1) or None)
-    assert sum(window_share(SequenceLayout(kind, ring_degree), shape, rank) for rank in range(ring_degree)) == 1
+    assert sum(window_share(layout, shape, rank) for rank in range(ring_degree)) == 1
 
 
 @pytest.mark.parametrize("name", ["math", "cpu_flash"])
@@ -231,8 +249,8 @@ def test_a_window_of_the_neighbour_alone_is_one_border_and_a_wide_one_is_all_sha
         ({"workload__window": 8, "workload__causal": False}, "use workload.causal=true"),
         ({"workload__window": 8, "workload__launch": "eager", "workload": "train_step"}, "use model.window"),
         (
-            {"workload__window": 8, "workload__packing": "fixed", "workload__document_len": 32},
-            "windows of packed documents are not there yet; use workload.packing=none",
+            {"workload__window": 32, "workload__packing": "fixed", "workload__document_len": 32},
+            "workload.window=32 hides nothing of documents of 32 tokens or less; use 31 or less",
         ),
     ],
 )
@@ -250,6 +268,9 @@ def test_a_short_proof_has_a_window_that_is_shorter_by_as_much(make_config):
     config = make_config(seq_len=131_072, workload__window=4096)
     assert [config.attention_shape(length).window for length in (131_072, 512, 33)] == [4096, 16, 2]
     assert make_config(seq_len=96, workload__window=95).window(48) == 47
+    packed = make_config(seq_len=4096, workload__window=250, workload__packing="fixed", workload__document_len=260)
+    assert (packed.documents(512)[:2], packed.window(512)) == ((32, 32), 31)
+    assert make_config(**{**HYBRID, "workload__packing": "fixed", "workload__document_len": 128}).window(2048) is None
 
 
 def test_a_plan_names_the_methods_and_kernels_that_see_windows(make_config):
@@ -273,10 +294,6 @@ HYBRID = {"workload": "train_step", "model__layers": "window+window+full", "mode
         ({"model__layers": "window+full"}, "layers of kind window need a model.window"),
         ({"model__window": 8}, "model.layers=None, model.window=8: layers of kind window need"),
         ({"model__layers": "window", "model__window": 1}, "window=1 is less than 2"),
-        (
-            {**HYBRID, "workload__packing": "fixed", "workload__document_len": 32},
-            "model=tiny has windows or sinks, and those of packed documents are not there yet",
-        ),
     ],
 )
 def test_layers_that_mean_nothing_are_refused(make_config, changes, message):
