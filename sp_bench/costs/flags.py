@@ -68,6 +68,15 @@ def flags_of_times(
     return [flag for flag, applies in found.items() if applies]
 
 
+def may_have_flags(step_ms: Any, window_ms: Any) -> Any:
+    """Of many rows at once: False where `flags_of_times` finds none. step_ms: array [rows, steps]; window_ms: array
+    [rows], the longest window."""
+    shortest, a_step = step_ms.min(axis=1), window_ms / step_ms.shape[1]
+    quiet = step_ms.max(axis=1) - shortest <= QUIET_SHARE * shortest
+    ends = (abs(step_ms - a_step[:, None]) <= MAX_WINDOW_SHARE * a_step[:, None]).all(axis=1)
+    return ~(quiet & ends)
+
+
 def is_unsettled(step_ms: Sequence[float]) -> bool:
     """Whether the steps became shorter or longer while they were timed.
 
@@ -86,12 +95,13 @@ def is_transient(step_ms: Sequence[float]) -> bool:
     num = len(step_ms)
     if num < 3:
         return False
-    off = 0
-    for i, ms in enumerate(step_ms):
-        near = statistics.median([*step_ms[max(0, i - NEIGHBOURS) : i], *step_ms[i + 1 : i + 1 + NEIGHBOURS]])
-        off += abs(ms - near) > MAX_TRANSIENT_SHARE * near
-    if off and off >= MAX_TRANSIENTS * num:
-        return True
+    off, shortest = 0, min(step_ms)
+    if max(step_ms) - shortest > MAX_TRANSIENT_SHARE * shortest:  # else no step is off
+        for i, ms in enumerate(step_ms):
+            near = statistics.median([*step_ms[max(0, i - NEIGHBOURS) : i], *step_ms[i + 1 : i + 1 + NEIGHBOURS]])
+            off += abs(ms - near) > MAX_TRANSIENT_SHARE * near
+            if off and off >= MAX_TRANSIENTS * num:
+                return True
     halves = step_ms[: num // 2], step_ms[-(num // 2) :]
     # the middles of the halves are num - num // 2 steps apart
     a_step = (statistics.median(halves[1]) - statistics.median(halves[0])) / (num - num // 2)

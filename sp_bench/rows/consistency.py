@@ -5,26 +5,26 @@ A rule holds for all rows that were ever committed, unless it says from which sc
 """
 
 import math
-import statistics
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
 from sp_bench import hardware
-from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO, COMPARED, AttentionShape
+from sp_bench.config.trial import AttentionShape
 from sp_bench.costs.attention import attention_forward_flops, flash_backward
-from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
+from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times, may_have_flags
 from sp_bench.costs.training import stage_times
 from sp_bench.rows import store
-from sp_bench.rows.names import cell_id, config_leaves, trial_id
-from sp_bench.rows.schema import COLUMNS, SCHEMA, SCHEMA_VERSION
+from sp_bench.rows.arrays import CLOSE, Arrays, Floats, Truths, close, floats, nested_groups
+from sp_bench.rows.forms import first_of, forms
+from sp_bench.rows.names import trial_id
+from sp_bench.rows.schema import SCHEMA
 from sp_bench.rows.store import IDENTITY, RowName
 
 # null unless the row is ok and timed
@@ -34,18 +34,12 @@ RESULTS = (
 )
 TENSORS = ("output", "dq", "dk", "dv")
 WITH_FLAGS = 4  # the schema version whose rows have all flags of times, leftovers and loss
-_REQUIRED = tuple(column for column in COLUMNS if column.required and column.name != "environment")  # not a result
-PART = 2000  # rows that are Python objects at once
 _RECORDS = tuple(
     field.name for field in SCHEMA if pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type)
 )
-# Options that no trial lacks: all that a table says of a cell begins with them.
-_OF_ALL = ("method", "workload", "pass_kind", "dtype", "sp_size", "dp_replicate_size", "dp_shard_size")
-_OF_LENGTHS = ("kernel", "model", "causal", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim")
 _SHAPE = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "causal", "dtype")
 _FLAGGED = ("full_update_error", "last_update_error")  # an ok row above its budget has a flag
-_PER = tuple((column.name, column.per) for column in COLUMNS if column.per)
-_OF_CONFIG = tuple((option.path, option.column) for option in OPTIONS if option.column)
+Breach = tuple[Truths, Callable[[int], str]]  # the rows that break a rule, and what to say of each
 
 
 def read(folder: Path, columns: Sequence[str] = SCHEMA.names, **options: Any) -> tuple[pa.Table, list[str]]:
@@ -65,20 +59,16 @@ def read(folder: Path, columns: Sequence[str] = SCHEMA.names, **options: Any) ->
 def breaches(table: pa.Table) -> dict[int, str]:
     """For each row that does not agree with itself: its place in `table` -> the first column that the others
     contradict, with its value and the one that follows. `table` has all columns of one campaign's rows."""
-    configs = {text: _Config(config_leaves(text)) for text in table["config"].unique().to_pylist()}
-    found: dict[int, str] = {}
-    for start in range(0, table.num_rows, PART):
-        found |= {start + i: problem for i, problem in _of_part(table.slice(start, PART), configs)}
-    for i in _renamed(_Columns(table)):
+    found = _not_finite(table) | _with_gaps(table)
+    rows = _Rows(table)
+    with np.errstate(all="ignore"):  # a value that a row lacks is nan
+        for wrong, words in _breaches(rows):
+            for i in np.flatnonzero(wrong).tolist():
+                if i not in found:
+                    found[i] = words(i)
+    for i in _renamed(table):
         found.setdefault(i, "it has the start of another replicate of its cell: a copy")
     return found
-
-
-def _of_part(table: pa.Table, configs: Mapping[str | None, "_Config"]) -> Iterator[tuple[int, str]]:
-    columns, damaged = _Columns(table), _not_finite(table) | _with_gaps(table)
-    for i, text in enumerate(columns["config"]):
-        if problem := damaged.get(i) or _breach(_Row(columns, i, configs[text])):
-            yield i, problem
 
 
 def copies(trial_ids: Sequence[str], cells: Sequence[Hashable], started_at: Sequence[Any]) -> list[int]:
@@ -92,69 +82,35 @@ def copies(trial_ids: Sequence[str], cells: Sequence[Hashable], started_at: Sequ
     return places
 
 
-def _renamed(columns: "_Columns") -> list[int]:
-    cells = list(zip(columns["cell_id"], columns["env_id"], strict=True))
-    return copies(columns["trial_id"], cells, columns["started_at"])
+def _renamed(table: pa.Table) -> list[int]:
+    cells = list(zip(table["cell_id"].to_pylist(), table["env_id"].to_pylist(), strict=True))
+    # as numbers: of a date each is an object
+    return copies(table["trial_id"].to_pylist(), cells, table["started_at"].cast(pa.int64()).to_pylist())
 
 
-class _Columns(dict[str, list[Any]]):
-    """Columns as Python has them, each converted when a rule first reads it: most are never read."""
+class _Rows(Arrays):
+    """All rows of a table, and what rules ask of them."""
 
     def __init__(self, table: pa.Table) -> None:
-        self._table = table
-        self._lengths: dict[str, list[int | None]] = {}
-        self.required = [column for column in _REQUIRED if table[column.name].null_count]  # others have a value
-
-    def __missing__(self, name: str) -> list[Any]:
-        self[name] = self._table[name].to_pylist()
-        return self[name]
-
-    @cached_property
-    def device_names(self) -> list[list[str]]:
-        """Of each row's environment, most of which no rule needs."""
-        return compute.call_function(
-            "struct_field", [self._table["environment"]], compute.StructFieldOptions(["device_names"])
-        ).to_pylist()
-
-    def lengths(self, name: str) -> list[int | None]:
-        """Entries of each list, without converting it; None: the row has none."""
-        if name not in self._lengths:
-            self._lengths[name] = compute.call_function("list_value_length", [self._table[name]]).to_pylist()
-        return self._lengths[name]
-
-
-class _Config:
-    """What a config, given by dotted name, asks for. Replicates share theirs."""
-
-    def __init__(self, leaves: Mapping[str, Any]) -> None:
-        asked = ((path, column, leaves.get(path)) for path, column in _OF_CONFIG)
-        self.asked = [each for each in asked if each[2] not in (None, AUTO)]  # auto: the column has what came of it
-        self.fits = bool(leaves.get("workload.fit"))
-        self.is_timed = not self.fits and (leaves.get("hardware.ranks_per_gpu") or 1) == 1  # as `TrialConfig.is_timed`
-        self.timed_steps, self.warmup_steps = leaves.get("workload.timed_steps"), leaves.get("workload.warmup_steps", 0)
+        super().__init__(table)
+        self.forms = forms(table)
+        self.ok = self.equal("status", "ok")
+        self.timed = self.ok & np.array([form.config.is_timed for form in self.forms], bool)
+        self.num_sequences = np.ones(self.num_rows)  # of one step: of all micro-batches of all data-parallel ranks
+        for name in ("batch_size", "micro_batches", "dp_replicate_size", "dp_shard_size"):
+            of_row = self.numbers(name)
+            self.num_sequences *= np.where(np.isnan(of_row) | (of_row == 0), 1, of_row)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of some columns, and its config."""
+    """One row, for a rule that few are asked."""
 
-    columns: _Columns
+    rows: _Rows
     place: int
-    config: _Config
 
     def __getitem__(self, name: str) -> Any:
-        return self.columns[name][self.place]
-
-    def length(self, name: str) -> int | None:
-        return self.columns.lengths(name)[self.place]
-
-    @property
-    def device_name(self) -> str:
-        return self.columns.device_names[self.place][0]
-
-    @property
-    def one_rank(self) -> bool:
-        return self["evidence"] == "one_rank"
+        return self.rows.objects(name)[self.place]
 
 
 def _not_finite(table: pa.Table) -> dict[int, str]:
@@ -207,217 +163,237 @@ def _numbers(value: Any) -> Iterator[float]:
             yield from _numbers(each)
 
 
-def _breach(row: _Row) -> str | None:
-    try:
-        return next(_breaches(row), None)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return f"its columns do not fit each other ({shown(f'{type(error).__name__}: {error}')})"
+def _breaches(rows: _Rows) -> Iterator[Breach]:
+    """Which rows break a rule, and what to say of each, rule by rule."""
+    yield from _identity(rows)
+    breaches = [form.breach for form in rows.forms]
+    yield np.array([breach is not None for breach in breaches], bool), lambda i: str(breaches[i])
+    for name in RESULTS:
+        has = rows.has(name)
+        yield has & ~rows.ok, lambda i, name=name: f"{name} of a trial that is {rows.value('status', i)}"
+        yield has & rows.ok & ~rows.timed, lambda i, name=name: f"{name} of a trial that is not timed"
+    of_one_rank = rows.ok & rows.equal("evidence", "one_rank")
+    unproven = ~rows.has("proof") | rows.equal("proof", "")
+    yield of_one_rank & unproven, lambda i: "proof=null; a row of one rank names the row that proves it"
+    yield from _proof(rows)
+    yield from _bytes(rows)
+    yield from _memory(rows)
+    yield from _times(rows)
 
 
-def _breaches(row: _Row) -> Iterator[str]:
-    version = row["schema_version"]
-    if version is None or not 1 <= version <= SCHEMA_VERSION:
-        yield f"schema_version={version}; this version of sp_bench reads 1 to {SCHEMA_VERSION}"
-    yield from _identity(row)
-    yield from _config(row)
-    if row["status"] != "ok":
-        yield from (f"{name} of a trial that is {row['status']}" for name in RESULTS if row[name] is not None)
-        return
-    yield from _options(row)
-    yield from _required(row)
-    yield from _lengths(row)
-    yield from _proof(row)
-    yield from _bytes(row)
-    yield from _memory(row)
-    if row.config.is_timed:
-        yield from _times(row)
-    else:
-        yield from (f"{name} of a trial that is not timed" for name in RESULTS if row[name] is not None)
-
-
-def _identity(row: _Row) -> Iterator[str]:
+def _identity(rows: _Rows) -> Iterator[Breach]:
     """From the stored text of the config: parsed again, it would get the defaults of options that came later."""
-    if row["config"] is None:  # no trial came of it
-        return
-    cell = cell_id(row["config"])
-    yield from _differs(row, "cell_id", cell)
-    yield from _differs(row, "trial_id", trial_id(cell, row["replicate"]))
+    cells = [form.cell_id for form in rows.forms]
+    wanted = {"cell_id": cells, "trial_id": [None] * rows.num_rows}
+    numbers = rows.objects("replicate")
+    for i, (cell, replicate) in enumerate(zip(cells, numbers, strict=True)):
+        wanted["trial_id"][i] = None if cell is None else trial_id(cell, replicate)
+    for name, texts in wanted.items():
+        found = rows.objects(name)
+        wrong = [text is not None and text != each for text, each in zip(texts, found, strict=True)]
+        yield np.array(wrong, bool), lambda i, name=name, texts=texts: _other(rows, name, i, texts[i])
 
 
-def _config(row: _Row) -> Iterator[str]:
-    for path, column, asked in row.config.asked:
-        if row[column] not in (None, asked):
-            yield f"{column}={shown(row[column])}; its config has {path}={shown(asked)}"
+def _proof(rows: _Rows) -> Iterator[Breach]:
+    of_timed = _growth_of_budgets(rows)
+    for tensor in TENSORS:
+        budget = rows.numbers(f"error_budget.{tensor}")
+        yield rows.ok & ~np.isnan(budget) & np.isnan(of_timed), lambda i: f"dtype={shown(rows.value('dtype', i))}"
+        yield _above(rows, f"rel_error_{tensor}", budget)
+        yield _above(rows, f"kernel_rel_error.{tensor}", budget)
+        yield _above(rows, f"sampled_grad_error.{tensor}", budget * of_timed)
+        if tensor == "output":
+            yield _above(rows, "sampled_rel_error", budget * of_timed)
+    for name in ("grad_error", "update_error", "fp32_grad_error", "full_update_error", "last_update_error"):
+        error, budget = rows.numbers(f"{name}.error"), rows.numbers(f"{name}.budget")
+        given = rows.ok & rows.has(name)
+        yield given & ~(~np.isnan(error) & (budget > 0)), lambda i, name=name: _no_budget(rows.value(name, i), name)
+        if name not in _FLAGGED:
+            yield _above(rows, f"{name}.error", budget)
 
 
-def _options(row: _Row) -> Iterator[str]:
-    for name in _OF_ALL if row["workload"] == "collective" else _OF_ALL + _OF_LENGTHS:
-        value = row[name]
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value < 1):
-            yield f"{name}={value} of an ok row"
+def _growth_of_budgets(rows: _Rows) -> Floats:
+    """By how much the budget at the timed length is larger than that at the reduced one; nan of an unknown dtype."""
+    known: dict[tuple[Any, ...], float] = {}
+    names = ("dtype", "seq_len", "correctness_seq_len")
+    keys = list(zip(*map(rows.objects, names), strict=True))
+    for dtype, seq_len, reduced_len in set(keys):
+        try:
+            growth = budget_of_timed(1.0, dtype, seq_len, reduced_len or seq_len)
+        except (KeyError, TypeError, ZeroDivisionError):
+            growth = math.nan
+        known[dtype, seq_len, reduced_len] = growth
+    return np.array([known[key] for key in keys], float)
 
 
-def _required(row: _Row) -> Iterator[str]:
-    """What a record must have, proofs among it. Arms and proofs of packed documents are not judged here: whether a
-    trial has them is up to the code of its method and engine."""
-    trials = {"any", row["workload"], row["pass_kind"]}
-    excused = {"fits"} if row.config.fits else set()
-    excused |= {"one_rank"} if row.one_rank else set()
-    if row.one_rank and not row["proof"]:
-        yield "proof=null; a row of one rank names the row that proves it"
-    for column in row.columns.required:
-        if (
-            row["schema_version"] >= column.since
-            and not trials.isdisjoint(column.required)
-            and excused.isdisjoint(column.unless)
-            and (row.config.is_timed or not column.is_time)
-            and row[column.name] is None
-        ):
-            yield f"{column.name}=null of an ok row"
+def _above(rows: _Rows, name: str, budget: Floats) -> Breach:
+    error = rows.numbers(name)
+    wrong = rows.ok & ~np.isnan(error) & ~np.isnan(budget) & ~((error >= 0) & (error <= budget))
+    return wrong, lambda i: f"{name}={error[i]:.3g} of an ok row; its budget is {budget[i]:.3g}"
 
 
-def _lengths(row: _Row) -> Iterator[str]:
-    """Lists by rank and by step have an entry for each."""
-    steps = row.config.timed_steps
-    if steps == AUTO:
-        steps = row["timed_steps"]
-    if steps is not None and row["workload"] in COMPARED:
-        steps += row.config.warmup_steps
-    wanted = {"rank": 1 if row.one_rank else row["world_size"], "step": steps}
-    for name, per in _PER:
-        found, length = row.length(name), wanted[per]
-        if None not in (found, length) and found != length:
-            yield f"{name} has {found} entries; expected {length}, one for each {per}"
+def _no_budget(found: Mapping[str, Any], name: str) -> str:
+    return f"{name} has error={found['error']} and budget={found['budget']}; expected two numbers"
 
 
-def _times(row: _Row) -> Iterator[str]:
-    rank_step_ms, window_ms = row["rank_step_ms"], row["window_ms"]
-    if not min(map(min, [*rank_step_ms, window_ms])) > 0:
-        yield "rank_step_ms or window_ms has a time that is not above 0"
-    step_ms = [max(step) for step in zip(*rank_step_ms, strict=True)]
-    if len(row["step_ms"]) != len(step_ms) or not all(map(_equal, row["step_ms"], step_ms)):
-        yield "step_ms is not the max over ranks of rank_step_ms"
-    median_ms = statistics.median(step_ms)
-    yield from _differs(row, "median_step_ms", median_ms)
-    seconds, world = median_ms / 1e3, row["world_size"]
-    if row["workload"] not in ("collective", "stream"):
-        tokens = _num_sequences(row) * row["seq_len"]
-        yield from _differs(row, "tokens_per_s", tokens / seconds)
-        yield from _differs(row, "tokens_per_s_per_gpu", tokens / seconds / world)
-        if row["window_tokens_per_s"] is not None:
-            yield from _differs(row, "window_tokens_per_s", 1e3 * tokens * len(step_ms) / max(window_ms))
-    if row["workload"] == "stream":
-        yield from _stages(row, step_ms)
-    yield from _attribution(row, median_ms)
-    if row["attention_flops_per_s"] is not None:
-        flops = row["hardware_flops"] if row["kv_lora_rank"] is None else _latent_attention_flops(row)
-        yield from _differs(row, "attention_flops_per_s", flops / seconds)
-    if row["mfu"] is not None or row["hfu"] is not None:
-        peak = hardware.peak_flops(row.device_name, row["dtype"])
-        of_all = seconds * world * (peak or math.nan)
-        yield from _differs(row, "mfu", row["model_flops"] / of_all)
-        yield from _differs(row, "hfu", row["hardware_flops"] / of_all)
-        in_float8 = row["linear_dtype"] not in (None, "model")
-        most = hardware.peak_flops(row.device_name, "float8") if in_float8 else peak
-        if row["hfu"] * (peak or math.nan) > (most or math.inf):
-            yield f"hfu={row['hfu']:.3g} is above the device's peak"
-        if in_float8 and most is not None:
-            yield from _differs(row, "float8_mfu", row["model_flops"] / (seconds * world * most))
-    if row["schema_version"] >= WITH_FLAGS:
-        stage_ends = row["stage_ends"] or []
-        wanted = flags_of_times(step_ms, window_ms, stage_ends) + flags_of_loss(row["loss"] or [], stage_ends)
-        wanted += flags_of_leftover(row["leftover_bytes"], row["peak_allocated_bytes"])
-        if missing := sorted(set(wanted) - set(row["flags"] or [])):
-            yield f"flags lack {', '.join(missing)}, which its samples ask for"
+def _bytes(rows: _Rows) -> Iterator[Breach]:
+    yield rows.ok & ~rows.has("comm"), lambda i: "comm=null of an ok row"
+    comm = rows.column("comm")
+    entries = comm.flatten()
+    of_row = np.repeat(np.arange(rows.num_rows), rows.lengths("comm"))
+    phases = entries.field("phase").fill_null("")
+    inside = compute.call_function("not_equal", [phases, pa.scalar("other")]).to_numpy(zero_copy_only=False)
+    for name in ("counted_bytes", "predicted_bytes"):
+        each = np.nan_to_num(floats(entries.field(name)))
+        expected = np.bincount(of_row[inside], each[inside], rows.num_rows).astype(float)
+        where = rows.ok if name == "counted_bytes" else rows.ok & rows.has("comm_predicted_bytes")
+        yield _differs(rows, f"comm_{name}", expected, where)
 
 
-def _latent_attention_flops(row: _Row) -> float:
-    """FLOPs of attention in a step over latents. `hardware_flops` has their up-projections, too."""
+def _memory(rows: _Rows) -> Iterator[Breach]:
+    for name in ("peak_allocated_bytes", "peak_host_bytes"):
+        yield _differs(rows, f"max_{name}", rows.of_lists(name, np.max), rows.ok & rows.has(name), exact=True)
+
+
+def _times(rows: _Rows) -> Iterator[Breach]:
+    timed, steps = rows.timed, _Steps(rows)
+    shortest = np.fmin(steps.shortest, rows.of_lists("window_ms", np.min))
+    yield timed & ~(shortest > 0), lambda i: "rank_step_ms or window_ms has a time that is not above 0"
+    yield timed & ~steps.found, lambda i: "rank_step_ms or window_ms lacks a time"
+    yield timed & ~steps.agree, lambda i: "step_ms is not the max over ranks of rank_step_ms"
+    yield _differs(rows, "median_step_ms", steps.median_ms, timed)
+    seconds, world, longest = steps.median_ms / 1e3, rows.numbers("world_size"), rows.of_lists("window_ms", np.max)
+    tokens = rows.num_sequences * rows.numbers("seq_len")
+    of_stream = timed & rows.equal("workload", "stream")
+    of_tokens = timed & ~rows.equal("workload", "collective", "stream")
+    yield _differs(rows, "tokens_per_s", tokens / seconds, of_tokens)
+    yield _differs(rows, "tokens_per_s_per_gpu", tokens / seconds / world, of_tokens)
+    where = of_tokens & rows.has("window_tokens_per_s")
+    yield _differs(rows, "window_tokens_per_s", 1e3 * tokens * steps.number / longest, where)
+    yield from _one_by_one(rows, of_stream, _stages)
+    yield from _attribution(rows, steps.median_ms)
+    rated, of_latents = timed & rows.has("attention_flops_per_s"), rows.has("kv_lora_rank")
+    flops = rows.numbers("hardware_flops")
+    yield _differs(rows, "attention_flops_per_s", flops / seconds, rated & ~of_latents)
+    yield from _one_by_one(rows, rated & of_latents, _rate_of_latents)
+    yield from _utilisation(rows, seconds * world)
+    doubtful = steps.doubtful | rows.has("loss") & ~(rows.of_lists("loss", _rise) < 0)
+    doubtful |= rows.has("leftover_bytes") & ~(rows.of_lists("leftover_bytes", np.max) <= 0)
+    yield from _one_by_one(rows, timed & (rows.numbers("schema_version") >= WITH_FLAGS) & doubtful, _flags)
+
+
+def _rise(losses: Floats, axis: int) -> Floats:
+    return losses[:, -1] - losses[:, 0]
+
+
+class _Steps:
+    """What follows from rank_step_ms."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self.number, self.shortest, self.median_ms = (np.full(rows.num_rows, np.nan) for _ in range(3))
+        self.agree = np.zeros(rows.num_rows, bool)  # with step_ms
+        self.doubtful = np.ones(rows.num_rows, bool)  # may have flags
+        written, window_ms = rows.column("step_ms"), rows.of_lists("window_ms", np.max)
+        lengths, starts = rows.lengths("step_ms"), written.offsets.to_numpy()
+        values = floats(written.values)
+        for places, of_ranks in nested_groups(rows.column("rank_step_ms")):
+            step_ms = of_ranks.max(axis=1)  # nan where an entry is null
+            num_steps = step_ms.shape[1]
+            self.number[places] = num_steps
+            self.shortest[places] = of_ranks.min(axis=(1, 2))
+            self.median_ms[places] = np.median(step_ms, axis=1)
+            self.doubtful[places] = may_have_flags(step_ms, window_ms[places])
+            alike = lengths[places] == num_steps
+            same = close(values[starts[places[alike]][:, None] + np.arange(num_steps)], step_ms[alike])
+            self.agree[places[alike]] = same.all(axis=1)
+        self.found = ~np.isnan(self.median_ms) & ~np.isnan(window_ms)
+
+
+def _one_by_one(rows: _Rows, where: Truths, rule: Callable[[_Row], Iterator[str]]) -> Iterator[Breach]:
+    """A rule that few rows are asked."""
+    found = {i: problem for i in np.flatnonzero(where).tolist() if (problem := first_of(rule(_Row(rows, i))))}
+    wrong = np.zeros(rows.num_rows, bool)
+    wrong[list(found)] = True
+    yield wrong, found.__getitem__
+
+
+def _flags(row: _Row) -> Iterator[str]:
+    stage_ends = row["stage_ends"] or []
+    wanted = flags_of_times(row["step_ms"], row["window_ms"], stage_ends)
+    wanted += flags_of_loss(row["loss"] or [], stage_ends)
+    wanted += flags_of_leftover(row["leftover_bytes"], row["peak_allocated_bytes"])
+    if missing := sorted(set(wanted) - set(row["flags"] or [])):
+        yield f"flags lack {', '.join(missing)}, which its samples ask for"
+
+
+def _rate_of_latents(row: _Row) -> Iterator[str]:
+    """`hardware_flops` has the up-projections of latents, too."""
     shape = AttentionShape(**{name: row[name] for name in _SHAPE})
     passes = 1 + (row["pass_kind"] != "forward") * flash_backward(shape.head_dim, shape.value_dim)
-    return float(attention_forward_flops(shape) * passes)
+    rate = 1e3 * attention_forward_flops(shape) * passes / row["median_step_ms"]
+    if not math.isclose(row["attention_flops_per_s"], rate, rel_tol=CLOSE):
+        yield _other(row.rows, "attention_flops_per_s", row.place, rate)
 
 
-def _stages(row: _Row, step_ms: Sequence[float]) -> Iterator[str]:
+def _stages(row: _Row) -> Iterator[str]:
+    step_ms = [max(step) for step in zip(*row["rank_step_ms"], strict=True)]
     stages = [(each["seq_len"], each["num_steps"]) for each in row["stage_ends"]]
     earlier = ",".join(f"{seq_len}x{number}" for seq_len, number in stages[:-1])
     if earlier != row["stages"] or stages[-1] != (row["seq_len"], len(step_ms) - sum(n for _, n in stages[:-1])):
         yield f"stage_ends is of stages {stages}; expected {row['stages']}, then {row['seq_len']} tokens"
-    elif row["stage_times"] != stage_times(stages, _num_sequences(row), step_ms):
+    elif row["stage_times"] != stage_times(stages, int(row.rows.num_sequences[row.place]), step_ms):
         yield "stage_times is not what step_ms says of the stages"
     for name in ("tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s"):
         if row[name] is not None:
             yield f"{name} of a stream, of whose steps none stands for the others"
 
 
-def _attribution(row: _Row, median_ms: float) -> Iterator[str]:
+def _attribution(rows: _Rows, median_ms: Floats) -> Iterator[Breach]:
     """Checks the parts that a row has: old rows lack some."""
-    if row["share_of_limit"] is not None:
-        yield from _differs(row, "share_of_limit", max(row["limit_ms"]) / median_ms)
-    if row["exposed_comm_ms"] is None:
-        return
-    compute_only_ms = statistics.median(row["compute_only_step_ms"])
+    given = {name: rows.timed & rows.has(name) for name in ("share_of_limit", "exposed_comm_ms")}
+    yield _differs(rows, "share_of_limit", rows.of_lists("limit_ms", np.max) / median_ms, given["share_of_limit"])
+    compute_only_ms = rows.of_lists("compute_only_step_ms", np.median)
     exposed_ms = median_ms - compute_only_ms
-    yield from _differs(row, "exposed_comm_ms", exposed_ms)
-    if row["imbalance_ms"] is not None:
-        yield from _differs(row, "imbalance_ms", compute_only_ms - statistics.mean(row["compute_only_rank_ms"]))
-    if row["overlap_efficiency"] is not None:
-        yield from _differs(row, "overlap_efficiency", 1 - exposed_ms / statistics.median(row["comm_only_step_ms"]))
+    parts = {
+        "exposed_comm_ms": exposed_ms,
+        "imbalance_ms": compute_only_ms - rows.of_lists("compute_only_rank_ms", np.mean),
+        "overlap_efficiency": 1 - exposed_ms / rows.of_lists("comm_only_step_ms", np.median),
+    }
+    for name, expected in parts.items():
+        yield _differs(rows, name, expected, given["exposed_comm_ms"] & rows.has(name))
 
 
-def _num_sequences(row: _Row) -> int:
-    """Sequences of one step: all micro-batches of all data-parallel ranks."""
-    factors = (row[name] or 1 for name in ("batch_size", "micro_batches", "dp_replicate_size", "dp_shard_size"))
-    return math.prod(factors)
+def _utilisation(rows: _Rows, seconds: Floats) -> Iterator[Breach]:
+    """seconds: of all devices."""
+    rated = rows.timed & (rows.has("mfu") | rows.has("hfu"))
+    in_float8 = rated & rows.has("linear_dtype") & ~rows.equal("linear_dtype", "model")
+    peak, float8_peak = _peaks(rows, rated, rows.objects("dtype")), _peaks(rows, in_float8, ["float8"] * rows.num_rows)
+    model_flops, hfu = rows.numbers("model_flops"), rows.numbers("hfu")
+    yield _differs(rows, "mfu", model_flops / (seconds * peak), rated)
+    yield _differs(rows, "hfu", rows.numbers("hardware_flops") / (seconds * peak), rated)
+    above = hfu * peak > np.where(in_float8, float8_peak, peak)
+    yield rated & above, lambda i: f"hfu={hfu[i]:.3g} is above the device's peak"
+    yield _differs(rows, "float8_mfu", model_flops / (seconds * float8_peak), in_float8 & ~np.isnan(float8_peak))
 
 
-def _proof(row: _Row) -> Iterator[str]:
-    budget = row["error_budget"] or {}
-    for tensor in TENSORS:
-        found = {f"rel_error_{tensor}": row[f"rel_error_{tensor}"]}
-        found[f"kernel_rel_error of {tensor}"] = (row["kernel_rel_error"] or {}).get(tensor)
-        yield from _above(found, allowed := budget.get(tensor))
-        timed = {f"sampled_grad_error of {tensor}": (row["sampled_grad_error"] or {}).get(tensor)}
-        if tensor == "output":
-            timed["sampled_rel_error"] = row["sampled_rel_error"]
-        if allowed is not None:
-            allowed = budget_of_timed(
-                allowed, row["dtype"], row["seq_len"], row["correctness_seq_len"] or row["seq_len"]
-            )
-        yield from _above(timed, allowed)
-    for name in ("grad_error", "update_error", "fp32_grad_error", "full_update_error", "last_update_error"):
-        if (worst := row[name]) is not None:
-            if worst["error"] is None or not (worst["budget"] or 0) > 0:
-                yield f"{name} has error={worst['error']} and budget={worst['budget']}; expected two numbers"
-            if name not in _FLAGGED:
-                yield from _above({name: worst["error"]}, worst["budget"])
+def _peaks(rows: _Rows, where: Truths, dtypes: Sequence[str]) -> Floats:
+    """FLOP/s of the first device of each row in a dtype; nan where no source has it."""
+    known: dict[tuple[str, str], float | None] = {}
+    found = np.full(rows.num_rows, np.nan)
+    for i in np.flatnonzero(where).tolist():
+        device = (rows.device_names[i] or [""])[0], dtypes[i]
+        if device not in known:
+            known[device] = hardware.peak_flops(*device)
+        found[i] = known[device] or math.nan
+    return found
 
 
-def _above(found: Mapping[str, float | None], budget: float | None) -> Iterator[str]:
-    for name, error in found.items():
-        if error is not None and budget is not None and not 0 <= error <= budget:
-            yield f"{name}={error:.3g} of an ok row; its budget is {budget:.3g}"
+def _differs(rows: _Rows, name: str, expected: Floats, where: Truths, *, exact: bool = False) -> Breach:
+    found = rows.numbers(name)
+    same = found == expected if exact else close(found, expected)
+    whole = int if exact else float
+    return where & ~same, lambda i: _other(rows, name, i, whole(np.nan_to_num(expected[i])))
 
 
-def _bytes(row: _Row) -> Iterator[str]:
-    inside = [entry for entry in row["comm"] if entry["phase"] != "other"]
-    yield from _differs(row, "comm_counted_bytes", math.fsum(entry["counted_bytes"] or 0 for entry in inside))
-    if row["comm_predicted_bytes"] is not None:
-        yield from _differs(row, "comm_predicted_bytes", math.fsum(entry["predicted_bytes"] or 0 for entry in inside))
-
-
-def _memory(row: _Row) -> Iterator[str]:
-    for name in ("peak_allocated_bytes", "peak_host_bytes"):
-        if row[name] is not None:
-            yield from _differs(row, f"max_{name}", max(row[name]))
-
-
-def _differs(row: _Row, column: str, expected: Any) -> Iterator[str]:
-    same = _equal if isinstance(expected, float) else lambda found, wanted: found == wanted
-    if row[column] is None or not same(row[column], expected):
-        yield f"{column}={shown(row[column])}; the row's other columns give {shown(expected)}"
-
-
-def _equal(a: float, b: float) -> bool:
-    """Whether both are the same but for the rounding of a sum."""
-    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+def _other(rows: _Rows, name: str, place: int, expected: Any) -> str:
+    return f"{name}={shown(rows.value(name, place))}; the row's other columns give {shown(expected)}"

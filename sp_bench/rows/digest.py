@@ -58,20 +58,28 @@ def _texts(values: pa.Array) -> list[str]:
         fields = values.flatten()
         objects = _objects([kind.field(i).name for i in order], [fields[i] for i in order])
         return [text if there else NULL for text, there in zip(objects, values.is_valid().to_pylist(), strict=True)]
-    if pa.types.is_string(kind) or pa.types.is_timestamp(kind):
-        found = values.to_pylist()
-        written = {value: json.dumps(value, default=str) for value in set(found)}
-        return [written[value] for value in found]
-    return json.dumps(values.to_pylist(), separators=(",", ":"))[1:-1].split(",")
+    if pa.types.is_string(kind):
+        encoded = values.dictionary_encode()
+        written = [*_written(encoded.dictionary), NULL]
+        return [written[place] for place in encoded.indices.fill_null(-1).to_pylist()]
+    return _written(values)
+
+
+def _written(values: pa.Array) -> list[str]:
+    """Each value as JSON, which has no line break inside a value that has no parts."""
+    return json.dumps(values.to_pylist(), separators=("\n", ":"), default=str)[1:-1].split("\n")
 
 
 def _objects(names: Sequence[str], columns: Sequence[pa.Array]) -> list[str]:
     """JSON objects with these keys, in their order, without those that are null."""
-    keyed = [
-        [f'"{name}":{text}' if text != NULL else "" for text in _texts(column)]
-        for name, column in zip(names, columns, strict=True)
-    ]
-    return [f"{{{','.join(filter(None, each))}}}" for each in zip(*keyed, strict=True)]
+    entries = [_entries(f',"{name}":', column) for name, column in zip(names, columns, strict=True)]
+    return [f"{{{''.join(each)[1:]}}}" for each in zip(*entries, strict=True)]
+
+
+def _entries(key: str, values: pa.Array) -> list[str]:
+    """The key before each value, and nothing for a null."""
+    texts = _texts(values)
+    return [key + text if text != NULL else "" for text in texts] if NULL in texts else [key + text for text in texts]
 
 
 def _lists(values: pa.ListArray | pa.MapArray, texts: Sequence[str]) -> list[str]:

@@ -43,13 +43,10 @@ def load(folders: Sequence[str | Path]) -> pd.DataFrame:
 def _with_options(table: pa.Table) -> pa.Table:
     """The table with a column for each of OF_CONFIG, from the rows' configs; null if a workload has no such option."""
     asked = [*dict.fromkeys([option.column for option in OPTIONS if option.column] + ["config", "implementation"])]
-    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # replicates share theirs
-    values = []
-    for row in zip(*(table[name].to_pylist() for name in asked), strict=True):
-        if row not in known:
-            of_row = option_values(dict(zip(asked, row, strict=True)))
-            known[row] = tuple(of_row[option.path] for option in OF_CONFIG)
-        values.append(known[row])
-    for i, option in enumerate(OF_CONFIG):
-        table = table.append_column(option.name, pa.array([value[i] for value in values], TYPES[option.type]))
+    known: dict[tuple[Any, ...], int] = {}  # replicates share theirs
+    places = [known.setdefault(row, len(known)) for row in zip(*(table[n].to_pylist() for n in asked), strict=True)]
+    values = [option_values(dict(zip(asked, row, strict=True))) for row in known]
+    for option in OF_CONFIG:
+        of_known = pa.array([each[option.path] for each in values], TYPES[option.type])
+        table = table.append_column(option.name, of_known.take(pa.array(places, pa.int64())))
     return table

@@ -68,6 +68,14 @@ HAND_EDITS = {
     "no samples": lambda row: {"rank_step_ms": None},
     "no list of bytes": lambda row: {"comm": None},
     "a time of a trial that failed": lambda row: {"status": "oom", "reason": "2 GiB"},
+    "a world of no rank": lambda row: {"world_size": 0},
+    "a time less of one rank": lambda row: {"rank_step_ms": [row["rank_step_ms"][0][1:], *row["rank_step_ms"][1:]]},
+    "a null among a rank's times": lambda row: {
+        "rank_step_ms": [[None, *row["rank_step_ms"][0][1:]], *row["rank_step_ms"][1:]]
+    },
+    "no window of a rank": lambda row: {"window_ms": [None, *row["window_ms"][1:]]},
+    "no leftover of a rank": lambda row: {"leftover_bytes": [None, *row["peak_allocated_bytes"][1:]]},
+    "no dtype that is known": lambda row: {"dtype": "float7"},
     "a schema of the future": lambda row: {"schema_version": 9},
 }
 
@@ -76,6 +84,15 @@ HAND_EDITS = {
 def test_a_hand_edit_of_a_committed_row_is_found(committed, edit):
     edited = pa.Table.from_pylist([committed, committed | edit(committed)], schema=store.SCHEMA)
     assert list(consistency.breaches(edited)) == [1]
+
+
+def test_rules_are_of_each_row_whatever_the_shapes_of_its_neighbours(committed):
+    others = [row(method=method, schema_version=store.SCHEMA_VERSION) for method in ("ring", "ulysses")]
+    mixed = [others[0], committed | {"median_step_ms": 1.0}, committed, others[1] | {"tokens_per_s": 1.0}]
+    table = pa.Table.from_pylist(mixed, schema=store.SCHEMA)
+    halves = pa.concat_tables([table.slice(0, 2), table.slice(2)])  # in chunks
+    for each, first in ((table, 0), (table.slice(1), 1), (halves, 0)):
+        assert sorted(consistency.breaches(each)) == [1 - first, 3 - first]
 
 
 def test_a_flag_that_the_samples_ask_for_cannot_be_taken_away():
