@@ -15,7 +15,8 @@ PROOF = ("correctness",)
 
 @dataclass(frozen=True)
 class Effort:
-    """Seconds of launched trials, from launch to exit; `wall_s` is their sum, not the span of the campaign."""
+    """Seconds of launched trials, from launch to exit, that have times of phases; `wall_s` is their sum, not the span
+    of the campaign."""
 
     wall_s: float
     timed_s: float  # TIMED phase of ok rows
@@ -23,7 +24,6 @@ class Effort:
     proof_s: float  # PROOF phases of ok rows
     failed_s: float  # all phases of rows that are not ok
     num_trials: int
-    num_unknown: int  # launched trials whose row has no times of phases; the other fields leave them out
 
     @property
     def measured_share(self) -> float | None:
@@ -55,13 +55,10 @@ class Effort:
 def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:
     """Add up rows, which need COLUMNS. Trials that were never launched have no duration."""
     wall_s = timed_s = measured_s = proof_s = failed_s = 0.0
-    num_trials = num_unknown = 0
+    num_trials = 0
     for row in rows:
         duration_s, phase_s = _known(row["duration_s"]), _phases(row["phase_s"])
-        if not duration_s:
-            continue
-        if not phase_s:
-            num_unknown += 1
+        if not duration_s or not phase_s:
             continue
         num_trials += 1
         wall_s += duration_s
@@ -71,7 +68,7 @@ def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:
         timed_s += phase_s.get(TIMED, 0.0)
         measured_s += sum(phase_s.get(name, 0.0) for name in MEASUREMENT)
         proof_s += sum(phase_s.get(name, 0.0) for name in PROOF)
-    return Effort(wall_s, timed_s, measured_s, proof_s, failed_s, num_trials, num_unknown)
+    return Effort(wall_s, timed_s, measured_s, proof_s, failed_s, num_trials)
 
 
 def _phases(value: Any) -> dict[str, float]:

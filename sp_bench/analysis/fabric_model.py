@@ -42,8 +42,6 @@ class Point:
     bandwidth: Bandwidth
     times: Times  # bytes over bandwidth
     compute_ms: float = 0.0
-    calibrates: bool = False  # compute_ms comes from this step
-    calibrated_on: str | None = None  # the fabric of the step behind compute_ms; None: the compute-only arm
 
     @property
     def fabric(self) -> str:
@@ -148,16 +146,11 @@ def _with_compute(points: Sequence[Point]) -> list[Point]:
     by_series: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda p: (-p.bandwidth.bytes_per_s, p.fabric)):
         by_series.setdefault(point.cell.series, []).append(point)
-    known: dict[str, tuple[float, Point | None]] = {}  # compute time, and the step behind it
+    known: dict[str, float] = {}
     for series, (fastest, *slower) in by_series.items():
         arms = [ms for p in (fastest, *slower) if (ms := p.cell.middle("compute_only_step_ms")) is not None]
-        known[series] = (arms[0], None) if arms else (_compute_of(fastest), fastest)
-    made = []
-    for point in points:
-        compute_ms, step = known[point.cell.series]
-        fabric = step.fabric if step else None
-        made.append(replace(point, compute_ms=compute_ms, calibrates=point is step, calibrated_on=fabric))
-    return made
+        known[series] = arms[0] if arms else _compute_of(fastest)
+    return [replace(point, compute_ms=known[point.cell.series]) for point in points]
 
 
 def _compute_of(point: Point) -> float:

@@ -30,10 +30,6 @@ class PatternBytes:
     def ratio(self) -> float:
         return self.counted / self.closed_form
 
-    @property
-    def same(self) -> bool:
-        return self.counted == self.closed_form
-
 
 def degrees(cell: Cell) -> Degrees | None:
     ulysses, ring = cell.asked["ulysses_degree"], cell.asked["ring_degree"]

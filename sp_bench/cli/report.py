@@ -125,10 +125,7 @@ def report(
     codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
-    from sp_bench.cli.processes import processes
     from sp_bench.driver.overrides import ONLY
-    from sp_bench.report import paper
-    from sp_bench.rows import store
 
     for option, value, known in (("--venue", venue, reports.VENUES), ("--export", export, ("csv", "json"))):
         if value is not None and value not in known:
@@ -151,8 +148,24 @@ def report(
     if history:
         _show_history(folders, rows)
         return
-    look = reports.Look(column, height, venue)
-    options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix, rows)
+    options = reports.Options(reports.Look(column, height, venue), tuple(only or ()), smallest, anonymous, mix, rows)
+    _make(folders, out, options, lines, export, findings)
+
+
+def _make(
+    folders: Sequence[Path],
+    out: Path | None,
+    options: Any,
+    lines: Sequence[tuple[str, dict[str, list[Any]]]],
+    export: str | None,
+    findings: Path | None,
+) -> None:
+    """Make the page, or instead the figure of `lines`, the exported tables or the findings."""
+    from sp_bench import report as reports
+    from sp_bench.cli.processes import processes
+    from sp_bench.report import paper
+    from sp_bench.rows import store
+
     target = reports.default_out(folders) if out is None else out
     if not export and not findings and (obstacle := reports.obstacle(target, folders)):
         raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")
@@ -175,7 +188,7 @@ def report(
     except OSError as error:
         raise ConfigError(f"no report in {shown(findings or target)}: {shown(error)}") from error
     if built is None:
-        print(exported or (f"figure and table: {target}\n" if line else f"findings: {findings}\n"), end="")
+        print(exported or (f"figure and table: {target}\n" if lines else f"findings: {findings}\n"), end="")
         return
     for folder in empty:
         print(f"{shown(folder)}: no rows")

@@ -80,17 +80,32 @@ def _compile_adam() -> None:
     """Compile DeepSpeed's Adam for host memory, or load what was compiled: minutes, once for a user.
 
     A process that is killed meanwhile, as at a trial's deadline, leaves torch's lock beside it, for which all later
-    ones would wait for ever. So ranks take turns by a lock that ends with its process; who has it removes torch's.
+    ones would wait for ever. So ranks take turns by a lock that ends with its process; who has it removes torch's. The
+    folder is of this package, so that no other program compiles there.
     """
     from deepspeed.ops.op_builder import CPUAdamBuilder  # pyright: ignore[reportMissingImports]
     from torch.utils import cpp_extension  # imports setuptools
 
     builder = CPUAdamBuilder()
-    folder = Path(cpp_extension._get_build_directory(builder.name, False))
-    with (folder / "turn").open("w") as turn:
+    folder = Path(cpp_extension._get_build_directory("sp_bench", False))
+    with (folder / "turn").open("w") as turn, _extensions_in(folder):
         fcntl.flock(turn, fcntl.LOCK_EX)
-        (folder / "lock").unlink(missing_ok=True)
+        (folder / builder.name / "lock").unlink(missing_ok=True)
         builder.load(verbose=False)
+
+
+@contextmanager
+def _extensions_in(folder: Path) -> Iterator[None]:
+    """Inside, torch compiles extensions in `folder`."""
+    name = "TORCH_EXTENSIONS_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _import_muon() -> None:

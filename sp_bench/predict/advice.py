@@ -396,10 +396,11 @@ def advice(
         f"+-{_share(best.band)}{beyond}; {_rests_on(best)}",
     ]
     if cluster.gpus > 1:
-        lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ones or over_all, over_all, best)}")
+        lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ones or over_all, over_all, best, cluster.gpus)}")
         side_by_side = [each for each in found if not _is_over_all(each, cluster)]
         by = ", by the fit" if best.one_rank else ""
-        lines.append(f"Sequences side by side{by}: {_named(side_by_side, [], best)}")
+        alone = _named(side_by_side, [], best, 2) if cluster.gpus > 2 else _on_one_gpu(side_by_side, best)
+        lines.append(f"Sequences side by side{by}: {alone}")
     return [*lines, f"Measure it: sp-bench run {' '.join(best.overrides)}"]
 
 
@@ -424,8 +425,11 @@ def _of_each(ways: Sequence[Candidate], best: Candidate) -> dict[str, Candidate]
     return found
 
 
-def _named(ways: Sequence[Candidate], others: Sequence[Candidate], best: Candidate) -> str:
-    """Each method of ALWAYS by `ways`; those without any by `others`, which are of the fit."""
+def _named(ways: Sequence[Candidate], others: Sequence[Candidate], best: Candidate, sp_size: int) -> str:
+    """Each method of ALWAYS by `ways`; those without any by `others`, which are of the fit. sp_size: the fewest GPUs of
+    a sequence."""
+    shape = best.config.attention_shape(best.config.seq_len)
+    splits = head_split_reason(shape, sp_size, "sp_size", "ulysses") is None
     here, fitted = _of_each(ways, best), _of_each(others, best)
     told = []
     for method in ALWAYS:
@@ -433,9 +437,17 @@ def _named(ways: Sequence[Candidate], others: Sequence[Candidate], best: Candida
             told.append(_beside(here[method], best))
         elif method in fitted:
             told.append(f"{_beside(fitted[method], best)}, by the fit")
+        elif method == "ulysses" and not splits:
+            told.append(f"Ulysses cannot split {shape.num_heads} heads over {sp_size} GPUs")
         else:
-            told.append(f"{words.METHODS[method]} does not fit or cannot split it")
+            told.append(f"{words.METHODS[method]} does not fit")
     return "; ".join(told) + "."
+
+
+def _on_one_gpu(ways: Sequence[Candidate], best: Candidate) -> str:
+    """Two GPUs have a sequence each."""
+    same = [each for each in ways if step_options(each.config) == step_options(best.config)] or ways
+    return f"{_beside(same[0], best)}." if same else "no sequence fits on one GPU."
 
 
 def _beside(each: Candidate, best: Candidate) -> str:

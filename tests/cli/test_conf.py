@@ -51,7 +51,7 @@ def test_a_sweep_of_conf_asks_for_nothing_that_no_machine_can_run(name, capfd, t
     for_ever = [
         refusal
         for refusal in refusals
-        if not re.match(r"(hardware|kernel|method|engine|workload\.model_code)[ =]\w+ needs ", refusal)
+        if not re.match(r"(hardware|kernel|method|engine|workload\.(model_code|linear_dtype))[ =]\w+ needs ", refusal)
     ]
     # smoke shows what a refusal looks like, and the gates of packed documents who refuses them
     assert bool(for_ever) == (name in ("smoke", "cpu_packed_gate", "h200x2_packed_gate"))

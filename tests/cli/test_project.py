@@ -75,6 +75,20 @@ def test_measuring_runs_three_methods_as_one_real_rank_and_says_why_it_cannot(ca
     assert {"world=one_rank", "link=nvlink", "method=ulysses", "sp_size=4", "campaign=advised"} <= set(ran[0])
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "seq_len", "named"),
+    [
+        ("qwen3_4b", "64", "1048576", "One sequence over 64 GPUs: Ulysses cannot split 32 heads over 64 GPUs; ring: "),
+        ("qwen3_4b", "2", "65536", "Sequences side by side: one GPU a sequence: "),
+        ("qwen3_8b", "2", "1048576", "Sequences side by side: no sequence fits on one GPU."),
+    ],
+)
+def test_advice_says_what_cannot_be_split_or_held(capfd, model, gpus, seq_len, named):
+    code, out, _ = console(capfd, "advise", "--model", model, "--gpus", gpus, "--seq-len", seq_len)
+    assert code == 0
+    assert any(line.startswith(named) for line in out.splitlines()), out
+
+
 @pytest.mark.parametrize("words", [["advise", "--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536"], ["plan"]])
 def test_a_price_is_positive(capfd, words):
     assert "price=0 must be positive" in refusal(capfd, *words, "--price", "0")

@@ -210,7 +210,9 @@ def test_an_optimizer_in_host_memory_takes_the_same_steps(adam: str) -> None:
     if adam == "deepspeed_cpu_adam":
         from torch.utils import cpp_extension  # imports setuptools
 
-        Path(cpp_extension._get_build_directory("cpu_adam", False), "lock").touch()
+        folder = Path(cpp_extension._get_build_directory("sp_bench", False), "cpu_adam")
+        folder.mkdir(exist_ok=True)
+        (folder / "lock").touch()
     run(2, check_offload, adam)
 
 

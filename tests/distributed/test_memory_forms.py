@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trials import TINY, TRAIN, job, trial
 
-from sp_bench.config.trial import KernelConfig, MethodConfig, ModelConfig, TrialConfig
+from sp_bench.config.trial import KernelConfig, LinkConfig, MethodConfig, ModelConfig, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.engines import fsdp2
+from sp_bench.measure import one_rank
 from sp_bench.training import text, train
 
 CPU_FLASH = KernelConfig("cpu_flash")  # keeps what GPU kernels keep; `math` would hold all scores
@@ -261,3 +262,31 @@ def check_fit_peaks_of_methods(rank: int) -> None:
 
 def test_a_step_of_each_method_that_asks_if_it_fits_peaks_as_a_real_one() -> None:
     run(2, check_fit_peaks_of_methods)
+
+
+def peaks_of(config: TrialConfig) -> list[int]:
+    """Of a rank's steps with everything recomputed and with nothing: of attention and of what layers keep."""
+    ways = (replace(config.workload, activation_checkpointing=way) for way in ("full", "none"))
+    return [counted_step(replace(config, workload=way), math.inf).peak for way in ways]
+
+
+def check_one_rank_peaks(rank: int, world_size: int) -> None:
+    """Each real rank counts, and then counts alone, as one rank of a world of as many."""
+    model = replace(TINY, num_heads=12, num_kv_heads=12, intermediate_size=512)
+    workload = replace(TRAIN, single_step=True, timed_steps=1)
+    configs = [
+        trial(method, world_size, model=model, seq_len=3072, kernel=CPU_FLASH, dtype="bfloat16", workload=workload)
+        for method in (MethodConfig("ulysses"), RING, ALL_GATHER)
+    ]
+    there = [peaks_of(config) for config in configs]
+    dist.destroy_process_group()
+    fsdp2.sharding_mesh.cache_clear()
+    one_rank.join(rank, world_size, world_size, LinkConfig(), torch.device("cpu"))
+    alone = [peaks_of(config) for config in configs]
+    for config, one, all_there in zip(configs, alone, there, strict=True):
+        assert one == pytest.approx(all_there, rel=0.005), config.method
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_one_rank_peaks_as_ranks_that_are_all_there(world_size: int) -> None:
+    run(world_size, check_one_rank_peaks, world_size)

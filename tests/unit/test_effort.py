@@ -26,7 +26,7 @@ def test_measurement_is_warm_up_timed_steps_and_ledger_of_ok_rows(tmp_path):
     rows = [launched(0), launched(1), launched(2, status="incorrect")]
     spent = effort(read(rows, tmp_path))
     seconds = {"wall_s": 30.0, "timed_s": 7.0, "measured_s": 10.0, "proof_s": 4.0, "failed_s": 10.0}
-    assert spent == Effort(**seconds, num_trials=3, num_unknown=0)
+    assert spent == Effort(**seconds, num_trials=3)
     assert spent.measured_share == pytest.approx(1 / 3)
     assert spent.summary() == "measuring took 10.0 of the campaign's 30.0 s (33%; timed steps 23%)"
     assert {what: round(share, 2) for what, share in spent.shares.items()} == {
@@ -43,10 +43,10 @@ def test_what_was_never_launched_takes_no_time(tmp_path):
     assert effort(read([launched(), refused], tmp_path)) == effort(read([launched()], tmp_path / "alone"))
 
 
-def test_rows_without_phases_are_counted_apart_and_change_no_share(tmp_path):
+def test_rows_without_phases_change_no_share(tmp_path):
     rows = [launched(), launched(1, phase_s=None), launched(2, phase_s={})]
     spent = effort(read(rows, tmp_path))
-    assert (spent.num_trials, spent.num_unknown, spent.measured_share) == (1, 2, 0.5)
+    assert (spent.num_trials, spent.measured_share) == (1, 0.5)
 
 
 @pytest.mark.parametrize("rows", [[], [launched(phase_s=None)], [row(status="unsupported", duration_s=None)]])

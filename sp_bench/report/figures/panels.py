@@ -259,9 +259,9 @@ def _dots_of(
     return [(what, value, style) for (what, value), style in zip(known, styles, strict=True)]
 
 
-def panel_in(look: Look, number: int, least_in: float = 1.9) -> float:
-    """Width in inches of one of `number` panels."""
-    return look.width_in / max(1, min(number, int(look.width_in / least_in)))
+def panel_in(look: Look, number: int) -> float:
+    """Width in inches of one of `number` panels; no narrower than 1.9 if it can be."""
+    return look.width_in / max(1, min(number, int(look.width_in / 1.9)))
 
 
 def wrapped_title(title: str, look: Look, abreast: int, beside_in: float = 0.45) -> str:
