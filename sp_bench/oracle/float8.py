@@ -34,6 +34,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import block_shapes
 from sp_bench.oracle import decoder, one_process, quantised
 from sp_bench.oracle.training_step import (
+    FLOAT8_EPS,
     Finding,
     Findings,
     full_precision,
@@ -120,7 +121,7 @@ def _second_step(config: TrialConfig, mesh: DeviceMesh, device: torch.device) ->
         text.sequences(begin, config.num_sequences, proof_seq_len(config)) for begin in (config.num_sequences, 0)
     )
     exact, plain = _references(small, second, device) if dist.get_rank() == 0 else ({}, {})
-    comparison = Comparison(exact, plain, torch.finfo(getattr(torch, config.dtype)).eps)
+    comparison = Comparison(exact, plain)
     with comparison.growing():
         engines.get(config.engine.name).run(
             small, [first, second], mesh, device, lambda: None, token_losses=0, watch=comparison.watch
@@ -143,8 +144,8 @@ def _references(config: TrialConfig, sequences: Tensor, device: torch.device) ->
 class Comparison:
     """Of the gradients of the second step; on rank 0, which has the references."""
 
-    def __init__(self, exact: dict[str, Tensor], plain: dict[str, Tensor], eps: float) -> None:
-        self._exact, self._plain, self._eps = exact, plain, eps
+    def __init__(self, exact: dict[str, Tensor], plain: dict[str, Tensor]) -> None:
+        self._exact, self._plain = exact, plain
         self._steps = 0
         self._matrices: dict[int, Tensor] = {}  # that the optimizer updates: of layers, by their ids
         self._found: Findings = {}
@@ -187,7 +188,7 @@ class Comparison:
     def _compare(self, part: Part) -> None:
         exact, plain = self._exact[part.name], self._plain[part.name]
         cost, error = relative(plain, exact), relative(part.whole, exact)
-        budget = STEP_FACTOR * (cost + self._eps)
+        budget = STEP_FACTOR * (cost + FLOAT8_EPS)
         message: Prose = (
             f"the gradient of {part.name} in FP8 differs from the step without FP8 by {error:.3g} (relative), budget "
             f"{budget:.3g}; rounding to FP8 by plain casts makes a difference of {cost:.3g}"
