@@ -331,7 +331,8 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
 def gathers_float8(config: TrialConfig) -> bool:
     """Whether FSDP2 gathers the layers' matrices in FP8: if they have one scale, and ranks share them. Their rows are
     then divisible by the ranks."""
-    return config.workload.linear_dtype == "float8_tensorwise" and config.num_shards > 1
+    in_one_scale = config.workload.linear_dtype == "float8_tensorwise" and config.engine.name == "fsdp2"
+    return in_one_scale and config.num_shards > 1
 
 
 def _reduce_bytes(config: TrialConfig) -> int:

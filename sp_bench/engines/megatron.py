@@ -206,6 +206,8 @@ def _transformer_config(config: TrialConfig) -> Any:
         own |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
         if config.sp_size > 1:
             own["cp_comm_type"] = config.method.variant
+        if config.workload.linear_dtype == "float8_tensorwise":  # TransformerEngine's Float8CurrentScaling
+            own |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,

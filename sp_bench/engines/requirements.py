@@ -149,8 +149,11 @@ def _reason(config: TrialConfig) -> Prose | None:
             )
         reasons = (_selective_output_reason, _checkpoint_offload_reason, _model_code_reason, _float8_reason)
         return next(filter(None, (reason(config) for reason in reasons)), None)
-    if (linear := config.workload.linear_dtype) != "model":
+    linear = config.workload.linear_dtype
+    if linear != "model" and name != "megatron":
         return f"workload.linear_dtype={linear}: engine {name} multiplies in its dtype here; use model, or engine=fsdp2"
+    if linear == "float8_rowwise":
+        return f"workload.linear_dtype={linear}: TransformerEngine has no such recipe; use float8_tensorwise"
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):
         return (
@@ -166,7 +169,7 @@ def _reason(config: TrialConfig) -> Prose | None:
     if name == "hf_fsdp2":
         return _hf_fsdp2_reason(config)
     if name == "megatron":
-        return _megatron_reason(config)
+        return _megatron_reason(config) or _float8_reason(config)
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
 
 
@@ -235,7 +238,8 @@ def _model_code_reason(config: TrialConfig) -> Prose | None:
 def _float8_reason(config: TrialConfig) -> Prose | None:
     """What keeps the layers' matrices from being multiplied in FP8. The reference quantises the tokens of one sequence
     as a rank does, so a rank has those of one."""
-    workload, model, said = config.workload, config.model, f"workload.linear_dtype={config.workload.linear_dtype}"
+    name, workload, model = config.engine.name, config.workload, config.model
+    said = f"workload.linear_dtype={workload.linear_dtype}"
     if workload.linear_dtype == "model":
         return None
     for option, value, works in (
@@ -252,16 +256,20 @@ def _float8_reason(config: TrialConfig) -> Prose | None:
     sizes = {"seq_len": (config.seq_len, tokens), "model.hidden_size": (model.hidden_size, FLOAT8_MULTIPLE)}
     sizes |= {"model.intermediate_size": (model.intermediate_size, FLOAT8_MULTIPLE)}
     sizes |= {"model.num_kv_heads x head_dim": (model.num_kv_heads * model.head_dim, FLOAT8_MULTIPLE)}
-    for name, (size, multiple) in sizes.items():
+    for of, (size, multiple) in sizes.items():
         if size % multiple:
-            return f"{said}: {name}={size} is not a multiple of {multiple}, as products in FP8 need; use one that is"
+            return f"{said}: {of}={size} is not a multiple of {multiple}, as products in FP8 need; use one that is"
     rows = {shape[0] for shape in block_shapes(model).values() if len(shape) == 2}
-    if gathers_float8(config) and (uneven := [each for each in sorted(rows) if each % config.num_shards]):
+    if (
+        name == "fsdp2"
+        and gathers_float8(config)
+        and (uneven := [each for each in sorted(rows) if each % config.num_shards])
+    ):
         return (
             f"{said}: a matrix of {uneven[0]} rows cannot be gathered in FP8 by {config.num_shards} ranks, which must "
             "have equally many; use float8_rowwise, which is gathered in bf16, or another number of ranks"
         )
-    if hardware.missing_packages("torchao"):
+    if name == "fsdp2" and hardware.missing_packages("torchao"):
         return f"{said} needs torchao: pip install 'sp-bench[float8]'"
     return _float8_device_reason() if config.hardware.device == "cuda" else None
 

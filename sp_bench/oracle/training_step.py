@@ -58,6 +58,8 @@ STEPS = 3
 MIN_LEARNING_RATE = 1e-4  # of these steps: weight decay and the update of bf16 copies are below rounding at a lower one
 DIVERGING_RATE = 0.1  # a larger one may move each weight by more than its size, and the losses to infinity
 SAMPLE = 2**20  # elements of a rank's part of a parameter that are compared
+# In budgets where products are in FP8: which way a mean over all of them is off is chance. A quarter of e4m3's own.
+FLOAT8_EPS = torch.finfo(torch.float8_e4m3fn).eps / 4
 CHUNK = 2**24  # elements that are widened to fp64 at a time
 # Largest relative error of losses and norms against one process in the same dtype, and of a clipped gradient. For lower
 # dtypes see `prove`.
@@ -232,7 +234,8 @@ def _expect(config: TrialConfig, batch: Tensor, device: torch.device) -> tuple[E
             wide, *low = one_process.gradients(config, sequences, list(dict.fromkeys((stored, computed))), device)
         token_losses.copy_(wide.token_losses)
         gradients = wide.of
-        low_budget = partial(_low_budget, wide=wide, eps=torch.finfo(computed).eps, num_labels=num_labels)
+        eps = torch.finfo(computed).eps if config.workload.linear_dtype == "model" else FLOAT8_EPS
+        low_budget = partial(_low_budget, wide=wide, eps=eps, num_labels=num_labels)
         budget = low_budget(low[0]) if low else _tight(wide.of, config.dtype)
         norm = float(torch.nn.utils.get_total_norm(list(wide.of.values())))
         said = [_norm(wide), budget, abs(norm / _norm(wide) - 1)]

@@ -102,6 +102,7 @@ RATE = _of_cell("tokens/s/{ranks}", rate_of, name="tokens_per_s_per_gpu")
 TOKENS = _of_cell("tokens/s/{ranks}", tokens_per_s_per_gpu)
 TFLOPS = _of_cell("TFLOP/s/{ranks}", tflops, name="tflops_per_gpu")
 MFU = _of_cell("MFU", lambda cell: cell.mfu, _percent, "mfu")
+FLOAT8_MFU = _of_cell("of FP8's peak", lambda cell: cell.middle("float8_mfu"), _percent)
 SHARE: Column[Line] = Column(
     "of the kernel", lambda line: line.share and line.share.ratio, "{:.3f}".format, "share_of_kernel", optional=True
 )
@@ -116,8 +117,8 @@ RATIO: Column[Line] = Column(
     "ratio to the first", lambda line: line.ratio, lambda ratio: ratio.words, optional=True, absent=lambda line: ""
 )
 
-CELLS = (METHOD, MS, RATE, TFLOPS, MFU, SHARE, LIMIT, PEAK, SENT, ENERGY, RATIO)
-RUNGS = (MS, RATE, TFLOPS, MFU, SHARE, LIMIT, WORK, PEAK, PREDICTED, HOST, SENT, ENERGY, RATIO)
+CELLS = (METHOD, MS, RATE, TFLOPS, MFU, FLOAT8_MFU, SHARE, LIMIT, PEAK, SENT, ENERGY, RATIO)
+RUNGS = (MS, RATE, TFLOPS, MFU, FLOAT8_MFU, SHARE, LIMIT, WORK, PEAK, PREDICTED, HOST, SENT, ENERGY, RATIO)
 PACKED: tuple[Column[Any], ...] = (
     *(METHOD, MS, TOKENS, TFLOPS),
     _of_cell("imbalance", _on_several("flops_imbalance")),

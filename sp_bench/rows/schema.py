@@ -310,7 +310,7 @@ COLUMNS = (
     measured("fp32_grad_error", PARAMETER_ERROR, "", "train_step: grad_error of the proof in fp32"),
     measured("float8_grad_error", PARAMETER_ERROR, "",
         "products in FP8: worst parameter's gradient in the second step against one process without FP8, relative L2; "
-        "budget: 2 x (error of one process that rounds to FP8 by plain casts + eps)"),
+        "budget: 2 x (error of one process that rounds to FP8 by plain casts + 2^-5)"),
     measured("float8_product_error", PARAMETER_ERROR, "",
         "the worst product of a layer's matrices, forward or backward, against that of factors rounded by plain casts; "
         "budget: half of what that rounding costs"),

@@ -47,6 +47,7 @@ def test_a_workload_without_steps_has_no_layers_to_multiply(make):
         ({"workload__mlp_tile_tokens": 8, "workload__activation_checkpointing": "full"}, "use .*mlp_tile_tokens=null"),
         ({"sp_size": 2, "method": "ulysses", "seq_len": 240}, "seq_len=240 is not a multiple of 32"),
         ({"model__intermediate_size": 200}, "model.intermediate_size=200 is not a multiple of 16"),
+        ({"engine": "megatron"}, "TransformerEngine has no such recipe; use float8_tensorwise"),
         ({"engine": "deepspeed"}, "engine deepspeed multiplies in its dtype here; use model, or engine=fsdp2"),
         (
             {"workload__linear_dtype": KINDS[1], "sp_size": 2, "method": "ulysses", "dp_shard_size": 3},

@@ -91,7 +91,6 @@ def unmodelled_reason(config: TrialConfig) -> Prose | None:
         "engine.reduce_gradients=last_micro_batch": several and engine.reduce_gradients == "last_micro_batch",
         "engine.forward_prefetch": engine.forward_prefetch is not None,
         "engine.backward_prefetch": engine.backward_prefetch is not None,
-        f"workload.linear_dtype={config.workload.linear_dtype}": config.workload.linear_dtype != "model",
     }
     named = [option for option, kept in keeps.items() if kept]
     return f"no committed row has the peak with {' and '.join(named)}" if named else None
