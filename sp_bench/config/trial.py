@@ -7,7 +7,7 @@ the row's schema, identities, names and reports are made from that list.
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -764,6 +764,29 @@ class WorkloadConfig:
             head="stages",
         ),
     ] = None
+    policy: Annotated[
+        Literal["static", "per_document", "dynamic"] | None,
+        Declared(
+            "stream of drawn documents (packing) in place of stages: static, packs of seq_len tokens over sp_size "
+            "ranks | per_document, each on one rank, or over all where one cannot hold it | dynamic, each over 1, 2, "
+            "4 ... all ranks, so that the slowest ends first; a rank holds seq_len / sp_size tokens at a time",
+            of=("stream",),
+            words={"static": "static groups", "per_document": "per document", "dynamic": "dynamic groups", None: ""},
+            named=True,
+            head="policy",
+        ),
+    ] = None
+    filling: Annotated[
+        Literal["first_fit", "balanced"] | None,
+        Declared(
+            "policy=static: packs are filled in the order drawn and dealt in turn (first_fit), or so that groups have "
+            "equal work (balanced)",
+            of=("stream",),
+            words={"first_fit": "first fit", "balanced": "balanced", None: ""},
+            named=True,
+            head="filling",
+        ),
+    ] = None
     masked_label_share: Annotated[
         float,
         Declared(
@@ -887,10 +910,21 @@ class WorkloadConfig:
         return [(int(n), int(k)) for n, k in (each.split("x") for each in (self.stages or "").split(",") if each)]
 
     def _check_stages(self) -> None:
-        if (self.stages is None) == (self.name == "stream"):
+        if (self.stages is not None) + (self.policy is not None) != (self.name == "stream"):
             raise ConfigError(
-                f"workload.stages={self.stages}: workload={self.name}; give stages such as 8192x20,32768x20 to "
-                "workload=stream, and to no other"
+                f"workload.stages={self.stages}, workload.policy={self.policy}: workload={self.name}; give stages such "
+                "as 8192x20,32768x20 or a policy to workload=stream, and to no other"
+            )
+        if (self.filling is not None) != (self.policy == "static"):
+            raise ConfigError(
+                f"workload.filling={self.filling}: workload.policy={self.policy}; give first_fit or balanced to "
+                "policy=static, and null to others"
+            )
+        if self.policy is not None and (self.packing == "none" or self.micro_batches or self.warmup_steps):
+            raise ConfigError(
+                f"workload.policy={self.policy}: packing={self.packing}, micro_batches={self.micro_batches}, "
+                f"warmup_steps={self.warmup_steps}; use packing=fixed, lognormal or file, whose documents are drawn, "
+                "micro_batches=null and warmup_steps=0"
             )
         if self.stages is None:
             return
@@ -906,7 +940,7 @@ class WorkloadConfig:
                 f"timed, {steps} of workload.stages={self.stages} and the last; use {steps + 1} or more, and 0"
             )
         if self.packing != "none":
-            raise ConfigError(f"workload.packing={self.packing}: stream trains on whole sequences; use none")
+            raise ConfigError(f"workload.packing={self.packing}: stages train on whole sequences; use none")
 
     def _check_packing(self) -> None:
         needed = {
@@ -1220,7 +1254,7 @@ class TrialConfig:
             raise ConfigError(f"model.vocab_size={self.model.vocab_size} is below 256: the training text is bytes")
         if self.workload.name == "parity" and self.dtype not in EXACT:
             raise ConfigError(f"dtype={self.dtype}: {self.workload.name} compares to 1e-5; use float32 or float64")
-        if self.workload.stages is not None:
+        if self.workload.name == "stream":
             self._check_stream(self.stages)
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
@@ -1269,11 +1303,26 @@ class TrialConfig:
             raise ConfigError(
                 f"workload.stages={self.workload.stages}: use {PROVABLE_TOKENS} to {MAX_TOKENS} tokens in each stage"
             )
+        if self.workload.policy is not None:
+            self._check_policy()
         if self.engine.name != "fsdp2" or self.model.window is not None:
             raise ConfigError(
                 f"workload=stream with engine={self.engine.name}, model={self.model.name}: lengths change on "
                 "engine=fsdp2 alone, with a model without windows"
             )
+
+    def _check_policy(self) -> None:
+        said: Prose = f"workload.policy={self.workload.policy}"
+        if self.dtype not in EXACT or self.workload.masked_label_share or self.dp_replicate_size > 1:
+            raise ConfigError(
+                f"{said}: dtype={self.dtype}, masked_label_share={self.workload.masked_label_share}, "
+                f"dp_replicate_size={self.dp_replicate_size}; each batch is compared with one process: use float32 or "
+                "float64, 0 and 1"
+            )
+        if self.method.name not in ("ulysses", "ring", "all_gather"):
+            raise ConfigError(f"{said}: method={self.method.name} has one size; use ulysses, ring or all_gather")
+        if self.world_size & (self.world_size - 1):
+            raise ConfigError(f"{said}: groups are of 1, 2, 4 ... of {self.world_size} ranks; use 1, 2, 4, 8 ... ranks")
 
     def _check_pack(self) -> None:
         said: Prose = f"workload.packing={self.workload.packing}"
@@ -1307,7 +1356,10 @@ class TrialConfig:
 
     @property
     def stages(self) -> list[tuple[int, int]]:
-        """Tokens of a sequence and number of steps of each stage; none of workloads without stages."""
+        """Tokens of a sequence and number of steps of each stage; none of workloads without stages. Where documents are
+        drawn, each batch is one."""
+        if self.workload.policy is not None and self.workload.timed_steps != AUTO:
+            return [(self.seq_len, 1)] * self.workload.timed_steps
         if self.workload.stages is None or self.workload.timed_steps == AUTO:
             return []
         earlier = self.workload.earlier_stages
@@ -1317,6 +1369,16 @@ class TrialConfig:
         """The train_step that each step of a stage is."""
         workload = replace(self.workload, name="train_step", stages=None, warmup_steps=1)
         return replace(self, seq_len=seq_len, workload=workload)
+
+    def of_documents(self, lengths: Sequence[int], sp_size: int) -> "TrialConfig":
+        """The train_step over sequences of these documents, each over `sp_size` ranks."""
+        packing = {"packing": "file", "document_lens": ",".join(map(str, lengths))}
+        if len(lengths) == 1:
+            packing = {"packing": "none", "document_lens": None}
+        unused = {"policy": None, "filling": None, "document_len": None, "document_sigma": None}
+        workload = replace(self.workload, name="train_step", warmup_steps=1, **unused, **packing)
+        sizes = {"sp_size": sp_size, "dp_shard_size": self.world_size // sp_size, "seq_len": sum(lengths)}
+        return replace(self, **sizes, workload=workload)
 
     def documents(self, seq_len: int) -> tuple[int, ...]:
         """Tokens of each document of a sequence of `seq_len` tokens; empty without packing. At a reduced length they

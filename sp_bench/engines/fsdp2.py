@@ -66,6 +66,24 @@ def run(
         return train.run_steps(step, zip(lengths, batches, strict=True), tick)
 
 
+def run_passes(
+    config: TrialConfig,
+    steps: Sequence[Sequence[tuple[Sequence[AttentionCall], Batch]]],
+    mesh: DeviceMesh,
+    device: torch.device,
+    tick: Tick,
+) -> list[StepResult]:
+    """As `run`, of steps whose micro-batches differ in length and in the ranks that share a sequence: each has the
+    attention of its layers, and this rank's part. All ranks have equally many, since each gathers parameters."""
+    training = start(config, steps[0][0][0], mesh, device)
+
+    def step(passes: Sequence[tuple[Sequence[AttentionCall], Batch]]) -> StepResult:
+        layers, batches = zip(*passes, strict=True)
+        return training.step(batches, layers)
+
+    return train.run_steps(step, steps, tick)
+
+
 @cache  # the communicators of a mesh take device memory: the proof and the timed steps share one mesh
 def sharding_mesh(mesh: DeviceMesh, num_replicas: int) -> DeviceMesh:
     """The job's ranks as a mesh dp_replicate x fsdp, or fsdp alone for one replica.
@@ -175,8 +193,9 @@ class Training:
         for block, attention in zip(self.decoder.blocks, layers, strict=True):
             cast(Block, block).attention.attention = attention
 
-    def step(self, batches: Sequence[Batch]) -> StepResult:
-        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it.
+    def step(self, batches: Sequence[Batch], layers: Sequence[Sequence[AttentionCall]] | None = None) -> StepResult:
+        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it. layers: the attention
+        of each of them, where it differs; their tokens' losses are not in the result.
 
         Gradients are reduced in each micro-batch, and their shards are added up, unless `engine.reduce_gradients` says
         otherwise: to keep whole gradients until the last micro-batch takes the memory of a whole model.
@@ -186,8 +205,10 @@ class Training:
         for index, batch in enumerate(batches, 1):
             if not self.reduces_each:
                 cast(FSDPModule, self.decoder).set_requires_gradient_sync(index == len(batches))
+            if layers is not None:
+                self.attend(layers[index - 1])
             parts.append(self._accumulate(batch, num_valid_tokens))
-        losses = torch.cat(parts)
+        losses = torch.cat(parts if layers is None else [part.flatten() for part in parts])
         loss = losses.sum() / num_valid_tokens
         with ledger.phase("loss"):
             dist.all_reduce(loss)
@@ -199,7 +220,8 @@ class Training:
         )
         if self.gathers_float8:
             float8.scale_gathered(self.decoder)
-        return StepResult(loss, norm, losses, None if self.on_host is None else self.on_host.ms)
+        of_tokens = losses if layers is None else None
+        return StepResult(loss, norm, of_tokens, None if self.on_host is None else self.on_host.ms)
 
     def _parts(self) -> Iterator[Part]:
         return (part._replace(updated=self.shards[part.name]) for part in train.parts(self.decoder))

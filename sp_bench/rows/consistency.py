@@ -300,7 +300,7 @@ def _times(row: _Row) -> Iterator[str]:
     median_ms = statistics.median(step_ms)
     yield from _differs(row, "median_step_ms", median_ms)
     seconds, world = median_ms / 1e3, row["world_size"]
-    if row["workload"] not in ("collective", "stream"):
+    if row["workload"] != "collective" and row["stages"] is None:
         tokens = _num_sequences(row) * row["seq_len"]
         yield from _differs(row, "tokens_per_s", tokens / seconds)
         yield from _differs(row, "tokens_per_s_per_gpu", tokens / seconds / world)
@@ -341,6 +341,10 @@ def _latent_attention_flops(row: _Row) -> float:
 def _stages(row: _Row, step_ms: Sequence[float]) -> Iterator[str]:
     stages = [(each["seq_len"], each["num_steps"]) for each in row["stage_ends"]]
     earlier = ",".join(f"{seq_len}x{number}" for seq_len, number in stages[:-1])
+    if row["stages"] is None:
+        if stages != [(row["seq_len"], 1)] * len(step_ms):
+            yield f"stage_ends is of stages {stages}; expected {len(step_ms)} batches of {row['seq_len']} tokens"
+        return
     if earlier != row["stages"] or stages[-1] != (row["seq_len"], len(step_ms) - sum(n for _, n in stages[:-1])):
         yield f"stage_ends is of stages {stages}; expected {row['stages']}, then {row['seq_len']} tokens"
     elif row["stage_times"] != stage_times(stages, _num_sequences(row), step_ms):

@@ -96,15 +96,18 @@ def mark(device: torch.device) -> Mark:
 
 
 def reference(
-    config: TrialConfig, texts: Sequence[torch.Tensor], device: torch.device
+    config: TrialConfig,
+    texts: Sequence[torch.Tensor],
+    device: torch.device,
+    of_steps: Sequence[TrialConfig] | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Loss and gradient norm [num_steps, 2] of the same training on one process; and `again`, of `compare`. Every rank
-    of the world calls it."""
+    of the world calls it. of_steps: the trial of each step, where documents differ."""
     dtype = train.stored_dtype(config.dtype)
     batches = [labelled(config, sequences) for sequences in texts]
     reordered = [sequences.flip(0) for sequences in batches]
     ways = ((batches, dtype), (reordered, dtype), (batches, torch.float64))
-    expected, *again = (one_process.broadcast_steps(config, *each, device) for each in ways)
+    expected, *again = (one_process.broadcast_steps(config, *each, device, of_steps) for each in ways)
     return expected, again
 
 

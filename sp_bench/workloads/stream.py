@@ -40,7 +40,7 @@ from sp_bench.oracle.timed_step import Shorter
 from sp_bench.training import text, train
 from sp_bench.training.offload import HostMemory, host_memory
 from sp_bench.training.train import StepResult
-from sp_bench.workloads import Job, parity, train_step
+from sp_bench.workloads import Job, drawn, parity, train_step
 from sp_bench.workloads.parity import Mark
 
 REHEARSED_STEPS = 2  # of each stage: the second shows whether the optimizer went on in the first
@@ -50,7 +50,10 @@ Spans = list[tuple[Mark, Mark]]  # before and after each stage
 
 def run(job: Job) -> Measurement:
     stages = job.config.stages
-    if job.config.dtype in EXACT:
+    if job.config.workload.policy is not None:
+        measurement, marks = drawn.trained(job)
+        of_stages = [*itertools.pairwise(marks[:-1])]  # the last step is the one whose bytes are counted
+    elif job.config.dtype in EXACT:
         measurement, marks = parity.trained(job, [seq_len for seq_len, steps in stages for _ in range(steps)])
         ends = [*itertools.accumulate((steps for _, steps in stages), initial=1)]  # the first mark is of the proof
         of_stages = [(marks[start], marks[end]) for start, end in itertools.pairwise(ends)]
