@@ -1367,7 +1367,8 @@ class TrialConfig:
 
     def at_stage(self, seq_len: int) -> "TrialConfig":
         """The train_step that each step of a stage is."""
-        workload = replace(self.workload, name="train_step", stages=None, warmup_steps=1)
+        unused = {"stages": None, "policy": None, "filling": None}
+        workload = replace(self.workload, name="train_step", warmup_steps=1, **unused)
         return replace(self, seq_len=seq_len, workload=workload)
 
     def of_documents(self, lengths: Sequence[int], sp_size: int) -> "TrialConfig":

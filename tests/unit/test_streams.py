@@ -240,3 +240,9 @@ def test_dynamic_is_near_a_time_that_no_plan_is_below():
         (dynamic,) = (each for each in found if each.policy == "dynamic")
         assert dynamic.over_dynamic == 1
         assert dynamic.over_bound < 1.03
+
+
+def test_a_batch_is_estimated_as_a_step_of_its_tokens():
+    config = drawn_trial("dynamic", 4)
+    assert config.at_stage(512).workload.policy is None
+    assert config.stages == [(512, 1)] * 5
