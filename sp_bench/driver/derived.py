@@ -84,7 +84,8 @@ def _times(config: TrialConfig, record: Record) -> Columns:
     if config.workload.name == "collective":
         return row  # messages are not tokens
     if config.stages:
-        row["stage_times"] = training_costs.stage_times(config.stages, config.num_sequences, step_ms)
+        num_sequences = [stage.num_sequences for stage in config.of_stages]
+        row["stage_times"] = training_costs.stage_times(config.stages, num_sequences, step_ms)
     if config.workload.stages is not None:  # no step stands for the others
         return row
     tokens = config.num_sequences * config.seq_len

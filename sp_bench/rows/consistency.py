@@ -18,7 +18,7 @@ from pyarrow import compute
 from sp_bench import hardware
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO, COMPARED, AttentionShape
+from sp_bench.config.trial import AUTO, COMPARED, AttentionShape, Stage, parse_stages
 from sp_bench.costs.attention import attention_forward_flops, flash_backward
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.costs.training import stage_times
@@ -340,18 +340,27 @@ def _latent_attention_flops(row: _Row) -> float:
 
 def _stages(row: _Row, step_ms: Sequence[float]) -> Iterator[str]:
     stages = [(each["seq_len"], each["num_steps"]) for each in row["stage_ends"]]
-    earlier = ",".join(f"{seq_len}x{number}" for seq_len, number in stages[:-1])
+    asked = parse_stages(row["stages"])
     if row["stages"] is None:
         if stages != [(row["seq_len"], 1)] * len(step_ms):
             yield f"stage_ends is of stages {stages}; expected {len(step_ms)} batches of {row['seq_len']} tokens"
         return
-    if earlier != row["stages"] or stages[-1] != (row["seq_len"], len(step_ms) - sum(n for _, n in stages[:-1])):
+    earlier = [(each.seq_len, each.steps) for each in asked]
+    if stages != [*earlier, (row["seq_len"], len(step_ms) - sum(steps for _, steps in earlier))]:
         yield f"stage_ends is of stages {stages}; expected {row['stages']}, then {row['seq_len']} tokens"
-    elif row["stage_times"] != stage_times(stages, _num_sequences(row), step_ms):
+    elif row["stage_times"] != stage_times(stages, [*_of_stages(row, asked), _num_sequences(row)], step_ms):
         yield "stage_times is not what step_ms says of the stages"
     for name in ("tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s"):
         if row[name] is not None:
             yield f"{name} of a stream, of whose steps none stands for the others"
+
+
+def _of_stages(row: _Row, stages: Sequence[Stage]) -> Iterator[int]:
+    """Sequences of a step of each stage."""
+    sequences, micro_batches, sp_size = _num_sequences(row), row["micro_batches"] or 1, row["sp_size"]
+    for stage in stages:
+        more = sp_size // (stage.sp_size or sp_size)
+        yield sequences // micro_batches * (stage.micro_batches or micro_batches) * more
 
 
 def _attribution(row: _Row, median_ms: float) -> Iterator[str]:

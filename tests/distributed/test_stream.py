@@ -39,6 +39,7 @@ def cases(world_size: int) -> list[TrialConfig]:
         return [
             trial(MethodConfig("ulysses"), 2, workload=replace(STAGES, activation_checkpointing="full")),
             trial(RING, 2, workload=uneven, seq_len=47),
+            trial(RING, 2, workload=replace(STAGES, stages="24x8:sp_size=1:micro_batches=2,72x3:micro_batches=3")),
         ]
     return [
         trial(RING, 3, workload=STAGES),
@@ -57,8 +58,8 @@ def check_world(rank: int, world_size: int) -> None:
         assert all(each["compiled"] == 0 and each["reserved_bytes"] is None for each in found["stage_ends"])
         assert len(found["loss"]) == len(found["step_ms"]) == sum(steps for _, steps in stages)
         assert found["tokens_per_s"] is found["window_tokens_per_s"] is found["mfu"] is None
-        for (seq_len, steps), times in zip(stages, found["stage_times"], strict=True):
-            tokens = config.num_sequences * seq_len
+        for stage, (seq_len, steps), times in zip(config.of_stages, stages, found["stage_times"], strict=True):
+            tokens = stage.num_sequences * seq_len
             assert times["first_step_ms"] in found["step_ms"], steps
             assert times["tokens_per_s"] == pytest.approx(1e3 * tokens / times["median_step_ms"])
     if world_size == 2:
@@ -78,6 +79,9 @@ def check_half_precision() -> None:
     assert 0 < found["max_nll_difference"] <= 1e-5
     assert found["energy_j"] is None
     assert not {"clock_mismatch", "window_disagrees", "loss_not_falling"} & set(found["flags"])
+    options = "24x2:sp_size=1:micro_batches=3,72x2:micro_batches=2"
+    found = row(trial(MethodConfig("ulysses"), 2, workload=replace(HALF, stages=options), dtype="bfloat16"))
+    assert 0 < max(found["stage_loss_errors"]) < 0.01
     check_a_fault_of_one_length_is_refused()
     check_a_step_between_stages_that_trains_is_refused()
     check_moments_that_are_lost_are_refused()
@@ -200,6 +204,7 @@ def test_all_steps_of_all_stages_agree_with_one_process(world_size: int) -> None
         ({"stages": None, "policy": "static"}, "give first_fit or balanced to policy=static"),
         ({"stages": None, "policy": "dynamic"}, "use packing=fixed, lognormal or file, whose documents are drawn"),
         ({"stages": "24"}, "write tokens of a sequence x steps of each stage"),
+        ({"stages": "24x2:sp=1"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x0,48x2"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x8,72x12"}, "20 of workload.stages=24x8,72x12 and the last; use 21 or more"),
         ({"warmup_steps": 1}, "workload.warmup_steps=1: all steps are timed, 11 of"),
@@ -222,6 +227,7 @@ def test_trials_whose_length_cannot_change_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"masked_label_share=0\.5: stages in bfloat16 .* use 0, or dtype=float32"):
         trial(RING, 2, workload=replace(STAGES, masked_label_share=0.5), dtype="bfloat16")
     for fields, message in (
+        ({"workload": replace(STAGES, stages="24x8:sp_size=3")}, "sp_size=3 of a stage, and sp_size=2 of the last"),
         ({"dtype": "bfloat16"}, "each batch is compared with one process: use float32"),
         ({"dp_shard_size": 3}, "groups are of 1, 2, 4 ... of 6 ranks"),
         ({"method": MethodConfig("usp", "zigzag", ulysses_degree=1)}, "method=usp has one size"),

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 
@@ -244,5 +245,15 @@ def test_dynamic_is_near_a_time_that_no_plan_is_below():
 
 def test_a_batch_is_estimated_as_a_step_of_its_tokens():
     config = drawn_trial("dynamic", 4)
-    assert config.at_stage(512).workload.policy is None
+    assert [each.workload.policy for each in config.of_stages] == [None] * 5
     assert config.stages == [(512, 1)] * 5
+
+
+def test_stages_have_options_of_their_own():
+    config = drawn_trial("dynamic", 4)
+    alone = {"packing": "none", "document_len": None, "document_sigma": None}
+    stages = {"policy": None, "stages": "64x1:micro_batches=4:sp_size=1,128x2"}
+    config = replace(config, workload=replace(config.workload, **alone, **stages))
+    found = [(each.seq_len, each.sp_size, each.dp_shard_size, each.num_sequences) for each in config.of_stages]
+    assert found == [(64, 1, 4, 16), (128, 2, 2, 2), (512, 2, 2, 2)]
+    assert config.stages == [(64, 1), (128, 2), (512, 2)]
