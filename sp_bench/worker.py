@@ -16,18 +16,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _get_default_store
 
 from sp_bench import handover, hardware, methods, workloads
-from sp_bench.attention import copy_engines
-from sp_bench.attention.exchange import go_first
+from sp_bench.attention import copy_engines, meshes
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import nccl
@@ -130,7 +127,8 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     if known and machine not in known:
         print(f"machine {machine} has other devices, drivers or settings than {', '.join(known)}: it proves anew")
     proof = known.get(machine)
-    job = workloads.Job(config, _mesh(config), device, enter_phase, handover.traces(folder), replicate, proof)
+    mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
+    job = workloads.Job(config, mesh, device, enter_phase, handover.traces(folder), replicate, proof)
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
     if config.world == "one_rank":
@@ -209,21 +207,6 @@ def _missing_bytes(config: TrialConfig) -> int:
     layout = method.layout(config.method, config.sp_size)
     sends = "send_recv" in method.PRIMITIVE and layout.ring_degree > 1
     return nccl.held_bytes(layout.ulysses_degree, config.ranks_per_node, sends=sends)
-
-
-def _mesh(config: TrialConfig) -> DeviceMesh:
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    inner = {"ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
-    if not layout.ulysses_inner:
-        inner = dict(reversed(inner.items()))  # the last axis holds adjacent ranks
-    axes = {"dp_replicate": config.dp_replicate_size, "dp_shard": config.dp_shard_size, **inner}
-    return _cached_mesh(config.hardware.device, tuple(axes.items()))
-
-
-@cache  # a mesh has communicators, which take time and device memory: one for all trials of this process
-def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
-    names, sizes = zip(*axes, strict=True)
-    return init_device_mesh(device, sizes, mesh_dim_names=names, backend_override=go_first(device, "ring", "ulysses"))
 
 
 class Setting(NamedTuple):

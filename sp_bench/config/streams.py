@@ -7,7 +7,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from sp_bench.config.documents import MULTIPLE, causal_pairs, rounded
+from sp_bench.config.documents import MULTIPLE, causal_pairs, drawn, from_text, rounded
+from sp_bench.config.trial import TrialConfig
 
 Filling = Literal["first_fit", "balanced"]
 
@@ -39,6 +40,17 @@ def batches(lengths: Iterator[float], tokens: int, longest: int) -> Iterator[tup
             batch.append(length)
             left -= length
         yield tuple(batch)
+
+
+def of_trial(config: TrialConfig) -> Iterator[tuple[int, ...]]:
+    """The batches of a trial of `workload.policy`, without an end: the same for each policy and method."""
+    workload, seed = config.workload, config.seed
+    if workload.document_lens is not None:
+        lengths = from_list(from_text(workload.document_lens), seed)
+    else:
+        assert workload.document_len is not None
+        lengths = drawn(workload.packing, workload.document_len, workload.document_sigma or 0.0, seed, config.seq_len)
+    return batches(lengths, config.num_sequences * config.seq_len, config.seq_len)
 
 
 def packs(lengths: Sequence[int], seq_len: int, filling: Filling) -> list[tuple[int, ...]]:

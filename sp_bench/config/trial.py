@@ -7,15 +7,16 @@ the row's schema, identities, names and reports are made from that list.
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, from_text, padded, rounded, spans
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive, shown
 from sp_bench.config.prose import Prose
 
-STAGE = r"[1-9]\d{0,9}x[1-9]\d{0,3}"  # tokens of a sequence x steps
+# Tokens of a sequence x steps, and options of its own: 8192x20:micro_batches=4:sp_size=1
+STAGE = r"[1-9]\d{0,9}x[1-9]\d{0,3}(:(micro_batches|sp_size)=[1-9]\d{0,4})*"
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
 MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
@@ -24,6 +25,7 @@ DType = Literal["float64", "float32", "bfloat16", "float16"]
 ATTENTION = ("attention", "train_step", "parity", "stream")  # workloads that compute attention
 TRAINING = ("train_step", "parity", "stream")  # workloads that take optimizer steps
 COMPARED = ("parity", "stream")  # workloads that are compared with training on one process, step by step
+OF_ANY_SIZE = ("ulysses", "ring", "all_gather")  # methods whose options fit any number of ranks
 EXACT = ("float64", "float32")  # dtypes in which steps agree to 1e-5 or better
 AUTO = "auto"  # timed_steps: the ranks agree on their number after the warm-up
 # What `auto` times: so long, in seconds, but at least so many steps, and never longer than the limit. Over 1 s energy
@@ -32,6 +34,26 @@ TIMED_S, LEAST_TIMED_STEPS, MOST_TIMED_S = 1.25, 5, 10.0
 FEWEST_TIMED_STEPS = 2  # of steps that reach the limit: one alone cannot show that its results repeat
 MOST_TIMED_STEPS = {"attention": 5000, "train_step": 100}  # workloads that take `auto`; a row has all their times
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Stage(NamedTuple):
+    """A stage of a training whose sequences change their length."""
+
+    seq_len: int
+    steps: int
+    micro_batches: int | None = None  # this and the next; None: those of the last stage
+    sp_size: int | None = None
+
+
+def parse_stages(text: str | None) -> list[Stage]:
+    """Stages as `workload.stages` has them, whose form has been checked."""
+    found = []
+    for each in (text or "").split(","):
+        if each:
+            of_stage, *options = each.split(":")
+            named = dict(option.split("=") for option in options)
+            found.append(Stage(*map(int, of_stage.split("x")), **{name: int(value) for name, value in named.items()}))
+    return found
 
 
 @dataclass(frozen=True)
@@ -757,11 +779,34 @@ class WorkloadConfig:
         str | None,
         Declared(
             "stream: stages of one training before the last, tokens of a sequence x steps: 8192x20,32768x20; the last "
-            "has seq_len tokens and the other steps",
+            "has seq_len tokens and the other steps. Options of a stage: 8192x20:micro_batches=4:sp_size=1",
             of=("stream",),
             words="stages {}",
             named=True,
             head="stages",
+        ),
+    ] = None
+    policy: Annotated[
+        Literal["static", "per_document", "dynamic"] | None,
+        Declared(
+            "stream of drawn documents (packing) in place of stages: static, packs of seq_len tokens over sp_size "
+            "ranks | per_document, each on one rank, or over all where one cannot hold it | dynamic, each over 1, 2, "
+            "4 ... all ranks, so that the slowest ends first; a rank holds seq_len / sp_size tokens at a time",
+            of=("stream",),
+            words={"static": "static groups", "per_document": "per document", "dynamic": "dynamic groups", None: ""},
+            named=True,
+            head="policy",
+        ),
+    ] = None
+    filling: Annotated[
+        Literal["first_fit", "balanced"] | None,
+        Declared(
+            "policy=static: packs are filled in the order drawn and dealt in turn (first_fit), or so that groups have "
+            "equal work (balanced)",
+            of=("stream",),
+            words={"first_fit": "first fit", "balanced": "balanced", None: ""},
+            named=True,
+            head="filling",
         ),
     ] = None
     masked_label_share: Annotated[
@@ -882,15 +927,26 @@ class WorkloadConfig:
         return MOST_TIMED_STEPS[self.name] if self.timed_steps == AUTO else self.timed_steps
 
     @property
-    def earlier_stages(self) -> list[tuple[int, int]]:
-        """Tokens of a sequence and number of steps of each stage but the last; none of other workloads."""
-        return [(int(n), int(k)) for n, k in (each.split("x") for each in (self.stages or "").split(",") if each)]
+    def earlier_stages(self) -> list[Stage]:
+        """All but the last; none of other workloads."""
+        return parse_stages(self.stages)
 
     def _check_stages(self) -> None:
-        if (self.stages is None) == (self.name == "stream"):
+        if (self.stages is not None) + (self.policy is not None) != (self.name == "stream"):
             raise ConfigError(
-                f"workload.stages={self.stages}: workload={self.name}; give stages such as 8192x20,32768x20 to "
-                "workload=stream, and to no other"
+                f"workload.stages={self.stages}, workload.policy={self.policy}: workload={self.name}; give stages such "
+                "as 8192x20,32768x20 or a policy to workload=stream, and to no other"
+            )
+        if (self.filling is not None) != (self.policy == "static"):
+            raise ConfigError(
+                f"workload.filling={self.filling}: workload.policy={self.policy}; give first_fit or balanced to "
+                "policy=static, and null to others"
+            )
+        if self.policy is not None and (self.packing == "none" or self.micro_batches or self.warmup_steps):
+            raise ConfigError(
+                f"workload.policy={self.policy}: packing={self.packing}, micro_batches={self.micro_batches}, "
+                f"warmup_steps={self.warmup_steps}; use packing=fixed, lognormal or file, whose documents are drawn, "
+                "micro_batches=null and warmup_steps=0"
             )
         if self.stages is None:
             return
@@ -899,14 +955,14 @@ class WorkloadConfig:
                 f"workload.stages={shown(self.stages)}: write tokens of a sequence x steps of each stage, such as "
                 "8192x20,32768x20"
             )
-        steps = sum(number for _, number in self.earlier_stages)
+        steps = sum(stage.steps for stage in self.earlier_stages)
         if self.timed_steps == AUTO or self.timed_steps <= steps or self.warmup_steps:
             raise ConfigError(
                 f"workload.timed_steps={self.timed_steps}, workload.warmup_steps={self.warmup_steps}: all steps are "
                 f"timed, {steps} of workload.stages={self.stages} and the last; use {steps + 1} or more, and 0"
             )
         if self.packing != "none":
-            raise ConfigError(f"workload.packing={self.packing}: stream trains on whole sequences; use none")
+            raise ConfigError(f"workload.packing={self.packing}: stages train on whole sequences; use none")
 
     def _check_packing(self) -> None:
         needed = {
@@ -1220,7 +1276,7 @@ class TrialConfig:
             raise ConfigError(f"model.vocab_size={self.model.vocab_size} is below 256: the training text is bytes")
         if self.workload.name == "parity" and self.dtype not in EXACT:
             raise ConfigError(f"dtype={self.dtype}: {self.workload.name} compares to 1e-5; use float32 or float64")
-        if self.workload.stages is not None:
+        if self.workload.name == "stream":
             self._check_stream(self.stages)
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
@@ -1255,6 +1311,15 @@ class TrialConfig:
 
     def _check_stream(self, stages: list[tuple[int, int]]) -> None:
         lengths = [seq_len for seq_len, _ in stages]
+        for stage in self.workload.earlier_stages:
+            if self.sp_size % (stage.sp_size or 1) or (stage.sp_size and self.method.name not in OF_ANY_SIZE):
+                raise ConfigError(
+                    f"workload.stages={self.workload.stages}: sp_size={stage.sp_size} of a stage, and sp_size="
+                    f"{self.sp_size} of the last, method={self.method.name}; a stage's must divide that of the last, "
+                    f"and the method be one of {', '.join(OF_ANY_SIZE)}"
+                )
+            if (stage.micro_batches or 1) > MAX_COUNT:
+                raise ConfigError(f"workload.stages={self.workload.stages}: use {MAX_COUNT} micro_batches or fewer")
         if self.dtype in EXACT and self.workload.optimizer != "sgd":
             raise ConfigError(
                 f"workload.optimizer={self.workload.optimizer}: stream in {self.dtype} compares each step with one "
@@ -1269,11 +1334,26 @@ class TrialConfig:
             raise ConfigError(
                 f"workload.stages={self.workload.stages}: use {PROVABLE_TOKENS} to {MAX_TOKENS} tokens in each stage"
             )
+        if self.workload.policy is not None:
+            self._check_policy()
         if self.engine.name != "fsdp2" or self.model.window is not None:
             raise ConfigError(
                 f"workload=stream with engine={self.engine.name}, model={self.model.name}: lengths change on "
                 "engine=fsdp2 alone, with a model without windows"
             )
+
+    def _check_policy(self) -> None:
+        said: Prose = f"workload.policy={self.workload.policy}"
+        if self.dtype not in EXACT or self.workload.masked_label_share or self.dp_replicate_size > 1:
+            raise ConfigError(
+                f"{said}: dtype={self.dtype}, masked_label_share={self.workload.masked_label_share}, "
+                f"dp_replicate_size={self.dp_replicate_size}; each batch is compared with one process: use float32 or "
+                "float64, 0 and 1"
+            )
+        if self.method.name not in OF_ANY_SIZE:
+            raise ConfigError(f"{said}: method={self.method.name} has one size; use {', '.join(OF_ANY_SIZE)}")
+        if self.world_size & (self.world_size - 1):
+            raise ConfigError(f"{said}: groups are of 1, 2, 4 ... of {self.world_size} ranks; use 1, 2, 4, 8 ... ranks")
 
     def _check_pack(self) -> None:
         said: Prose = f"workload.packing={self.workload.packing}"
@@ -1307,16 +1387,37 @@ class TrialConfig:
 
     @property
     def stages(self) -> list[tuple[int, int]]:
-        """Tokens of a sequence and number of steps of each stage; none of workloads without stages."""
+        """Tokens of a sequence and number of steps of each stage; none of workloads without stages. Where documents are
+        drawn, each batch is one."""
+        if self.workload.policy is not None and self.workload.timed_steps != AUTO:
+            return [(self.seq_len, 1)] * self.workload.timed_steps
         if self.workload.stages is None or self.workload.timed_steps == AUTO:
             return []
-        earlier = self.workload.earlier_stages
+        earlier = [(stage.seq_len, stage.steps) for stage in self.workload.earlier_stages]
         return [*earlier, (self.seq_len, self.workload.timed_steps - sum(steps for _, steps in earlier))]
 
-    def at_stage(self, seq_len: int) -> "TrialConfig":
-        """The train_step that each step of a stage is."""
-        workload = replace(self.workload, name="train_step", stages=None, warmup_steps=1)
-        return replace(self, seq_len=seq_len, workload=workload)
+    @property
+    def of_stages(self) -> list["TrialConfig"]:
+        """The train_step that each step of a stage is, for each stage."""
+        found, earlier = [], self.workload.earlier_stages
+        for index, (seq_len, _) in enumerate(self.stages):
+            stage = earlier[index] if index < len(earlier) else Stage(seq_len, 1)
+            micro_batches, sp_size = stage.micro_batches or self.workload.micro_batches, stage.sp_size or self.sp_size
+            unused = {"stages": None, "policy": None, "filling": None}
+            options = {"name": "train_step", "warmup_steps": 1, "micro_batches": micro_batches}
+            sizes = {"seq_len": seq_len, "sp_size": sp_size, "dp_shard_size": self.num_shards // sp_size}
+            found.append(replace(self, **sizes, workload=replace(self.workload, **options, **unused)))
+        return found
+
+    def of_documents(self, lengths: Sequence[int], sp_size: int) -> "TrialConfig":
+        """The train_step over sequences of these documents, each over `sp_size` ranks."""
+        packing = {"packing": "file", "document_lens": ",".join(map(str, lengths))}
+        if len(lengths) == 1:
+            packing = {"packing": "none", "document_lens": None}
+        unused = {"policy": None, "filling": None, "document_len": None, "document_sigma": None}
+        workload = replace(self.workload, name="train_step", warmup_steps=1, **unused, **packing)
+        sizes = {"sp_size": sp_size, "dp_shard_size": self.world_size // sp_size, "seq_len": sum(lengths)}
+        return replace(self, **sizes, workload=workload)
 
     def documents(self, seq_len: int) -> tuple[int, ...]:
         """Tokens of each document of a sequence of `seq_len` tokens; empty without packing. At a reduced length they

@@ -5,12 +5,20 @@ P ranks, a power of two. A group is k = 1, 2, 4 ... P adjacent ranks of which th
 ranks of a group have had the same work when they come to it, and a rank waits for others at the end of the batch only.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
+
+from sp_bench.config.documents import causal_pairs
+from sp_bench.config.streams import packs
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs.training import matmul_parameters
 
 Cost = Callable[[int, int], float]  # (tokens of a document, ranks of its group) -> time on each of these ranks
 FINER = 1.05  # a limit of time over the one that was tried before
 SURPLUS = (1e-9, 0.1, 0.3, 1.0)  # of work over the least
+SHARED = 0.05  # of a document's work: messages and smaller kernels; a plan needs some price of a larger group
 NEAR = 1.01  # over the lower bound: no better plan is sought
 
 
@@ -150,6 +158,60 @@ def lower_bound(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> float:
 def _times(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> dict[int, dict[int, float]]:
     """The time of each length by the size of its group."""
     return {length: {k: cost(length, k) for k in ranks.sizes(length)} for length in set(lengths)}
+
+
+def of_trial(config: TrialConfig, lengths: Sequence[int]) -> list[list[Placed | None]]:
+    """What each rank computes of a batch by `workload.policy`, pass after pass: a pack of documents, or None, for each
+    rank [passes][ranks]. All ranks have equally many passes, since FSDP gathers parameters in each."""
+    workload = config.workload
+    ranks, cost = Ranks(config.world_size, -(-config.seq_len // config.sp_size), config.world_size), by_work(config)
+    if workload.policy == "static":
+        assert workload.filling is not None
+        filled = packs(lengths, config.seq_len, workload.filling)
+        plan = static(filled, ranks, config.sp_size, cost, is_balanced=workload.filling == "balanced")
+    else:
+        plan = _packed((per_document if workload.policy == "per_document" else dynamic)(lengths, ranks, cost), ranks)
+    # with the larger groups first all ranks of a group have had as many passes as each other when they come to it
+    ordered = sorted(plan, key=lambda each: -each.num_ranks)
+    of_ranks = [
+        [each for each in ordered if each.first_rank <= rank < each.first_rank + each.num_ranks]
+        for rank in range(ranks.number)
+    ]
+    return [list(each) for each in zip_longest(*of_ranks)]
+
+
+def by_work(config: TrialConfig) -> Cost:
+    """FLOPs of a document's forward on each of its ranks, and SHARED of them more for each doubling of the ranks."""
+    model = config.model
+    of_token = 2 * matmul_parameters(model)
+    of_pair = 4 * model.num_layers * model.num_heads * model.head_dim
+
+    def cost(length: int, ranks: int) -> float:
+        return (of_token * length + of_pair * causal_pairs([length])) / ranks * (1 + SHARED * math.log2(ranks))
+
+    return cost
+
+
+def imbalance(config: TrialConfig, passes: Sequence[Sequence[Placed | None]]) -> float:
+    """The work of the rank that has most, over the mean of all."""
+    cost = by_work(config)
+    work = [
+        sum(cost(length, each.num_ranks) for each in of_rank if each for length in each.documents)
+        for of_rank in zip(*passes, strict=True)
+    ]
+    return max(work) / (sum(work) / len(work))
+
+
+def _packed(plan: Sequence[Placed], ranks: Ranks) -> list[Placed]:
+    """The same documents on the same groups, in packs of what a group holds at a time."""
+    of_groups: dict[tuple[int, int], list[int]] = {}
+    for documents, *group in plan:
+        of_groups.setdefault((group[0], group[1]), []).extend(documents)
+    return [
+        Placed(pack, first, size)
+        for (first, size), lengths in of_groups.items()
+        for pack in packs(lengths, size * ranks.held_tokens, "first_fit")
+    ]
 
 
 def _placed(items: Mapping[int, tuple[int, ...]], sizes: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:

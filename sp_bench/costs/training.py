@@ -376,14 +376,14 @@ def sent_again(config: TrialConfig, attention: Traffic) -> Traffic:
 
 
 def stage_times(
-    stages: Sequence[tuple[int, int]], num_sequences: int, step_ms: Sequence[float]
+    stages: Sequence[tuple[int, int]], num_sequences: Sequence[int], step_ms: Sequence[float]
 ) -> list[dict[str, float | None]]:
     """Of each stage the first step's ms, the median of the others, and the tokens/s of that; None where there is one
-    step. stages: (tokens of a sequence, steps)."""
+    step. stages: (tokens of a sequence, steps). num_sequences: of a step of each stage."""
     found, steps = [], iter(step_ms)
-    for seq_len, number in stages:
+    for (seq_len, number), sequences in zip(stages, num_sequences, strict=True):
         first, *others = islice(steps, number)
         middle = median(others) if others else None
-        rate = middle and 1e3 * num_sequences * seq_len / middle
+        rate = middle and 1e3 * sequences * seq_len / middle
         found.append({"first_step_ms": first, "median_step_ms": middle, "tokens_per_s": rate})
     return found

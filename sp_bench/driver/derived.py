@@ -50,7 +50,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
             *zip(*((size["message_bytes"], size["ms"]) for size in record["curve"]), strict=True)
         )
         row |= {"latency_us": line.latency_us, "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s}
-    elif config.workload.stages is None:
+    elif config.workload.name != "stream":
         row |= flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, record.get("limit_ms"), device_name)
     row |= of_documents(config)
@@ -63,7 +63,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
 
 def of_documents(config: TrialConfig) -> Columns:
     """The columns that a pack determines, before anything runs; none without packing."""
-    if not (lengths := config.documents(config.seq_len)):
+    if config.workload.name == "stream" or not (lengths := config.documents(config.seq_len)):
         return {}
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     shape = config.attention_shape(config.seq_len)
@@ -83,8 +83,11 @@ def _times(config: TrialConfig, record: Record) -> Columns:
         row["timed_steps"] = len(step_ms)
     if config.workload.name == "collective":
         return row  # messages are not tokens
+    if config.stages:
+        num_sequences = [stage.num_sequences for stage in config.of_stages]
+        row["stage_times"] = training_costs.stage_times(config.stages, num_sequences, step_ms)
     if config.workload.stages is not None:  # no step stands for the others
-        return row | {"stage_times": training_costs.stage_times(config.stages, config.num_sequences, step_ms)}
+        return row
     tokens = config.num_sequences * config.seq_len
     tokens_per_s = 1e3 * tokens / row["median_step_ms"]
     return row | {

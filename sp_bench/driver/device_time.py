@@ -153,8 +153,8 @@ def trial_time(
         return None
     timed_s = workload.num_timed_steps(1e3 * one_step_s) * one_step_s
     if config.stages:
-        of_stages = [(step_s(config.at_stage(seq_len), device_name, share), steps) for seq_len, steps in config.stages]
-        timed_s = sum(each_s * steps for each_s, steps in of_stages if each_s is not None)
+        stages = zip(config.of_stages, config.stages, strict=True)
+        timed_s = sum((step_s(stage, device_name, share) or 0.0) * steps for stage, (_, steps) in stages)
     other_steps = workload.warmup_steps + (0 if workload.single_step else OTHER_STEPS)
     return TrialTime(beside_s + other_steps * one_step_s + timed_s, timed_s)
 

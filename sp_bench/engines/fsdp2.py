@@ -5,7 +5,6 @@ This is the reference engine: all bytes that it sends are predicted exactly, but
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -45,25 +44,31 @@ def run(
     token_losses: int,
     watch: Watch | None = None,
 ) -> list[StepResult]:
-    """Texts may have several lengths. The attention is opened once for each; a step on another length than the one
-    before puts it into the decoder, which is part of that step's time."""
-    lengths = [text.shape[1] - 1 for text in texts]
-    with ExitStack() as opened:
-        layers = {
-            seq_len: opened.enter_context(train.open_layers(config, train.padded_seq_len(config, seq_len), mesh))
-            for seq_len in dict.fromkeys(lengths)
-        }
-        first = layers[lengths[0]]
-        training = start(config, first, mesh, device, watch)
+    padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
+    with train.open_layers(config, padded_len, mesh) as layers:
+        training = start(config, layers, mesh, device, watch)
         if config.workload.single_step:
             train.make_moments(training.optimizer)
+        batches = train.shard_batches(config, texts, layers[0].layout, mesh, device)
+        return train.run_steps(training.step, batches, tick)
 
-        def step(at: tuple[int, list[Batch]]) -> StepResult:
-            training.attend(layers[at[0]])
-            return training.step(at[1])
 
-        batches = train.shard_batches(config, texts, first[0].layout, mesh, device)
-        return train.run_steps(step, zip(lengths, batches, strict=True), tick)
+def run_passes(
+    config: TrialConfig,
+    steps: Sequence[Sequence[tuple[Sequence[AttentionCall], Batch]]],
+    mesh: DeviceMesh,
+    device: torch.device,
+    tick: Tick,
+) -> list[StepResult]:
+    """As `run`, of steps whose micro-batches differ in length and in the ranks that share a sequence: each has the
+    attention of its layers, and this rank's part. All ranks have equally many, since each gathers parameters."""
+    training = start(config, steps[0][0][0], mesh, device)
+
+    def step(passes: Sequence[tuple[Sequence[AttentionCall], Batch]]) -> StepResult:
+        layers, batches = zip(*passes, strict=True)
+        return training.step(batches, layers)
+
+    return train.run_steps(step, steps, tick)
 
 
 @cache  # the communicators of a mesh take device memory: the proof and the timed steps share one mesh
@@ -175,8 +180,9 @@ class Training:
         for block, attention in zip(self.decoder.blocks, layers, strict=True):
             cast(Block, block).attention.attention = attention
 
-    def step(self, batches: Sequence[Batch]) -> StepResult:
-        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it.
+    def step(self, batches: Sequence[Batch], layers: Sequence[Sequence[AttentionCall]] | None = None) -> StepResult:
+        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it. layers: the attention
+        of each of them, where it differs. Where they differ in size, their tokens' losses are not in the result.
 
         Gradients are reduced in each micro-batch, and their shards are added up, unless `engine.reduce_gradients` says
         otherwise: to keep whole gradients until the last micro-batch takes the memory of a whole model.
@@ -186,8 +192,11 @@ class Training:
         for index, batch in enumerate(batches, 1):
             if not self.reduces_each:
                 cast(FSDPModule, self.decoder).set_requires_gradient_sync(index == len(batches))
+            if layers is not None:
+                self.attend(layers[index - 1])
             parts.append(self._accumulate(batch, num_valid_tokens))
-        losses = torch.cat(parts)
+        alike = len({part.shape for part in parts}) == 1
+        losses = torch.cat(parts if alike else [part.flatten() for part in parts])
         loss = losses.sum() / num_valid_tokens
         with ledger.phase("loss"):
             dist.all_reduce(loss)
@@ -199,7 +208,8 @@ class Training:
         )
         if self.gathers_float8:
             float8.scale_gathered(self.decoder)
-        return StepResult(loss, norm, losses, None if self.on_host is None else self.on_host.ms)
+        of_tokens = losses if alike else None
+        return StepResult(loss, norm, of_tokens, None if self.on_host is None else self.on_host.ms)
 
     def _parts(self) -> Iterator[Part]:
         return (part._replace(updated=self.shards[part.name]) for part in train.parts(self.decoder))

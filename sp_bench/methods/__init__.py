@@ -384,7 +384,7 @@ def attention_traffic(config: TrialConfig, seq_len: int, rank: int | None = None
     layers of several kinds; None: the method has no closed form. Where ranks send different numbers, those of `rank` of
     the world; without it, those of the rank that sends most, or where the method knows the mean alone, the mean."""
     form, calls = closed_form(config.method.name), config.kinds
-    if form is None:
+    if form is None or config.workload.policy is not None:  # there each pass has its own documents and ranks
         return None
     mean: Traffic = {}
     for kind, number in calls.items():
@@ -449,7 +449,7 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
 def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWork:
     """What one step must compute over sequences of `padded_len` tokens; the calls of the kernel are those of `rank` of
     the world."""
-    if config.workload.name == "collective":
+    if config.workload.name == "collective" or config.workload.policy is not None:
         return ExpectedWork()
     name, sp_size, sp_rank = config.method.name, config.sp_size, rank % config.sp_size
     shapes = {kind: config.attention_shape(padded_len, kind) for kind in config.kinds}

@@ -24,15 +24,20 @@ from sp_bench.training.model import fill
 
 
 def broadcast_steps(
-    config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
+    config: TrialConfig,
+    batches: Sequence[Tensor],
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    of_steps: Sequence[TrialConfig] | None = None,
 ) -> Tensor:
-    """Loss (nats) and gradient norm of each step [num_steps,2], in fp64. Batches may have several lengths.
+    """Loss (nats) and gradient norm of each step [num_steps,2], in fp64. Batches may have several lengths. of_steps:
+    the trial of each of them, where documents differ.
 
     Rank 0 computes them and sends them to all. Every rank of the world calls this.
     """
     found = torch.zeros(len(batches), 2, dtype=torch.float64, device=device)
     if dist.get_rank() == 0:
-        for row, result in zip(found, run_steps(config, batches, compute_dtype, device), strict=True):
+        for row, result in zip(found, run_steps(config, batches, compute_dtype, device, of_steps), strict=True):
             row.copy_(torch.stack([result.loss, result.grad_norm]))
     dist.broadcast(found, 0)
     return found
@@ -76,15 +81,16 @@ class OneProcess:
         self._moments = {n: {key: torch.zeros_like(w) for key in zeros} for n, w in self.weights.items()}
         self._num_steps = 0
 
-    def step(self, sequences: Tensor) -> train.StepResult:
-        """One optimizer step on `sequences` [m*D*B,S+1]."""
-        token_losses, of = of_weights(self._config, self.weights, sequences, self._compute_dtype)
+    def step(self, sequences: Tensor, config: TrialConfig | None = None) -> train.StepResult:
+        """One optimizer step on `sequences` [m*D*B,S+1]. config: of the step, if its documents are others."""
+        config = config or self._config
+        token_losses, of = of_weights(config, self.weights, sequences, self._compute_dtype)
         norm = torch.stack([gradient.double().square().sum() for gradient in of.values()]).sum().sqrt()
         limit = self._config.workload.max_grad_norm or math.inf
         self._num_steps += 1
         for name, gradient in of.items():
             self._update(name, gradient.double() * (limit / (norm + 1e-6)).clamp(max=1))
-        return train.StepResult(token_losses.sum() / num_labels(self._config, sequences), norm, token_losses)
+        return train.StepResult(token_losses.sum() / num_labels(config, sequences), norm, token_losses)
 
     def _update(self, name: str, gradient: Tensor) -> None:
         """gradient: clipped, in fp64."""
@@ -97,11 +103,16 @@ class OneProcess:
 
 
 def run_steps(
-    config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
+    config: TrialConfig,
+    batches: Sequence[Tensor],
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    of_steps: Sequence[TrialConfig] | None = None,
 ) -> list[train.StepResult]:
-    """Take a step on each of `batches` [m*D*B,S+1]."""
+    """Take a step on each of `batches` [m*D*B,S+1]. of_steps: as in `broadcast_steps`."""
     alone = OneProcess(config, compute_dtype, device)
-    return [alone.step(sequences.to(device)) for sequences in batches]
+    steps = zip(batches, of_steps or [config] * len(batches), strict=True)
+    return [alone.step(sequences.to(device), each) for sequences, each in steps]
 
 
 def num_labels(config: TrialConfig, sequences: Tensor) -> int:

@@ -16,7 +16,7 @@ from pyarrow import compute
 
 from sp_bench import hardware
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.trial import AttentionShape, Stage, parse_stages
 from sp_bench.costs.attention import attention_forward_flops, flash_backward
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times, may_have_flags
 from sp_bench.costs.training import stage_times
@@ -265,7 +265,7 @@ def _times(rows: _Rows) -> Iterator[Breach]:
     seconds, world, longest = steps.median_ms / 1e3, rows.numbers("world_size"), rows.of_lists("window_ms", np.max)
     tokens = rows.num_sequences * rows.numbers("seq_len")
     of_stream = timed & rows.equal("workload", "stream")
-    of_tokens = timed & ~rows.equal("workload", "collective", "stream")
+    of_tokens = timed & ~rows.equal("workload", "collective") & ~rows.has("stages")
     yield _differs(rows, "tokens_per_s", tokens / seconds, of_tokens)
     yield _differs(rows, "tokens_per_s_per_gpu", tokens / seconds / world, of_tokens)
     where = of_tokens & rows.has("window_tokens_per_s")
@@ -338,14 +338,27 @@ def _rate_of_latents(row: _Row) -> Iterator[str]:
 def _stages(row: _Row) -> Iterator[str]:
     step_ms = [max(step) for step in zip(*row["rank_step_ms"], strict=True)]
     stages = [(each["seq_len"], each["num_steps"]) for each in row["stage_ends"]]
-    earlier = ",".join(f"{seq_len}x{number}" for seq_len, number in stages[:-1])
-    if earlier != row["stages"] or stages[-1] != (row["seq_len"], len(step_ms) - sum(n for _, n in stages[:-1])):
+    if row["stages"] is None:
+        if stages != [(row["seq_len"], 1)] * len(step_ms):
+            yield f"stage_ends is of stages {stages}; expected {len(step_ms)} batches of {row['seq_len']} tokens"
+        return
+    asked, sequences = parse_stages(row["stages"]), int(row.rows.num_sequences[row.place])
+    earlier = [(each.seq_len, each.steps) for each in asked]
+    if stages != [*earlier, (row["seq_len"], len(step_ms) - sum(steps for _, steps in earlier))]:
         yield f"stage_ends is of stages {stages}; expected {row['stages']}, then {row['seq_len']} tokens"
-    elif row["stage_times"] != stage_times(stages, int(row.rows.num_sequences[row.place]), step_ms):
+    elif row["stage_times"] != stage_times(stages, [*_of_stages(row, asked, sequences), sequences], step_ms):
         yield "stage_times is not what step_ms says of the stages"
     for name in ("tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s"):
         if row[name] is not None:
             yield f"{name} of a stream, of whose steps none stands for the others"
+
+
+def _of_stages(row: _Row, stages: Sequence[Stage], sequences: int) -> Iterator[int]:
+    """Sequences of a step of each stage; `sequences`: of the last one."""
+    micro_batches, sp_size = row["micro_batches"] or 1, row["sp_size"]
+    for stage in stages:
+        more = sp_size // (stage.sp_size or sp_size)
+        yield sequences // micro_batches * (stage.micro_batches or micro_batches) * more
 
 
 def _attribution(rows: _Rows, median_ms: Floats) -> Iterator[Breach]:

@@ -79,6 +79,14 @@ STAGE_ENDS = pa.list_(
         ]
     )
 )
+BATCHES = pa.list_(
+    pa.struct(
+        [
+            *((name, INT) for name in ("documents", "longest", "passes")),
+            *(("groups", pa.list_(INT)), ("imbalance", REAL)),
+        ]
+    )
+)
 STAGE_TIMES = pa.list_(pa.struct([(name, REAL) for name in ("first_step_ms", "median_step_ms", "tokens_per_s")]))
 CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
 ENVIRONMENT = pa.struct(
@@ -172,6 +180,9 @@ COLUMNS = (
     derived("stage_times", STAGE_TIMES, "ms, ms, tokens/s",
         "stream: of each stage its first step, the median of the others, and tokens/s of that median; max over ranks",
         is_time=True),
+    measured("batches", BATCHES, "-, tokens, -, ranks, -",
+        "stream of drawn documents: of each batch its documents, passes, sizes of groups, and work of the rank "
+        "that has most over the mean of all; predicted"),
     measured("stage_loss_errors", pa.list_(REAL), "",
         "stream in half precision: where two stages meet, the losses of tokens that both lengths have, on "
         "the same weights, relative L2; null: fp32, fp64, or an old row"),

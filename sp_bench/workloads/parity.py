@@ -4,7 +4,8 @@ The warm-up and timed steps themselves are compared, by loss and gradient norm. 
 gradients of a wrong scale would train just as well.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,29 +40,52 @@ class Mark(NamedTuple):
 
 
 def run(job: Job) -> Measurement:
-    measurement, marks = trained(job, [job.config.seq_len] * (num_steps(job.config.workload) - 1))
+    trials = [job.config] * (num_steps(job.config.workload) - 1)
+    measurement, marks = trained(job, trials, _train)
     measurement.columns["compile_s"] = compile_seconds(job.config, len(marks) - 3, [each.compile_s for each in marks])
     return measurement
 
 
-def trained(job: Job, lengths: Sequence[int]) -> tuple[Measurement, list[Mark]]:
-    """Train on sequences of so many tokens in each step, and compare each with one process. Then the step whose bytes
-    are counted, at the trial's length. Returns a mark before the proof, before the first step and after each.
+def _train(
+    job: Job, trials: Sequence[TrialConfig], texts: Sequence[torch.Tensor], tick: train.Tick
+) -> list[train.StepResult]:
+    engine = engines.get(job.config.engine.name)
+    return engine.run(job.config, texts, job.mesh, job.device, tick, token_losses=0)
+
+
+# (job, trial of each step, text of each step, tick) -> what each step computed
+Train = Callable[[Job, Sequence[TrialConfig], Sequence[torch.Tensor], train.Tick], list[train.StepResult]]
+
+
+def trained(job: Job, trials: Sequence[TrialConfig], train_steps: Train) -> tuple[Measurement, list[Mark]]:
+    """Train as these trials, a step of each, and compare each with one process. Then the step whose bytes are counted,
+    of the last one. Returns a mark before the proof, before the first step and after each.
 
     Raises:
         Incorrect, CannotTell: as of `compare` and `require_fall`.
     """
     with host_memory() as memory:
-        return _trained(job, lengths, memory)
+        return _trained(job, trials, train_steps, memory)
 
 
-def _trained(job: Job, lengths: Sequence[int], memory: HostMemory) -> tuple[Measurement, list[Mark]]:
+def texts(trials: Sequence[TrialConfig]) -> list[torch.Tensor]:
+    """The sequences [m*D*B,S+1] of a step of each of these trials."""
+    numbers = [trial.num_sequences for trial in trials]
+    firsts = itertools.accumulate(numbers, initial=0)
+    steps = zip(firsts, numbers, trials, strict=False)
+    return [text.sequences(first, number, trial.seq_len) for first, number, trial in steps]
+
+
+def _trained(
+    job: Job, trials: Sequence[TrialConfig], train_steps: Train, memory: HostMemory
+) -> tuple[Measurement, list[Mark]]:
     config = job.config
     job.enter_phase("correctness")
     engine = engines.get(config.engine.name)
-    per_step, num_compared = config.num_sequences, len(lengths)  # all but the ledger's step
-    texts = [text.sequences(i * per_step, per_step, n) for i, n in enumerate([*lengths, config.seq_len])]
-    expected, again = reference(config, texts[:num_compared], job.device)
+    num_compared = len(trials)  # all but the ledger's step
+    trials = [*trials, trials[-1]]
+    sequences = texts(trials)
+    expected, again = reference(config, sequences[:num_compared], job.device)
     release_memory(job.device)
     leftover = allocated_bytes(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
@@ -72,7 +96,7 @@ def _trained(job: Job, lengths: Sequence[int], memory: HostMemory) -> tuple[Meas
         marks.append(mark(job.device))
         return clock.tick()
 
-    results = engine.run(config, texts, job.mesh, job.device, tick, token_losses=0)
+    results = train_steps(job, trials, sequences, tick)
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
     got = reported(results[:num_compared])
@@ -96,15 +120,18 @@ def mark(device: torch.device) -> Mark:
 
 
 def reference(
-    config: TrialConfig, texts: Sequence[torch.Tensor], device: torch.device
+    config: TrialConfig,
+    texts: Sequence[torch.Tensor],
+    device: torch.device,
+    of_steps: Sequence[TrialConfig] | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Loss and gradient norm [num_steps, 2] of the same training on one process; and `again`, of `compare`. Every rank
-    of the world calls it."""
+    of the world calls it. of_steps: the trial of each step, where documents differ."""
     dtype = train.stored_dtype(config.dtype)
     batches = [labelled(config, sequences) for sequences in texts]
     reordered = [sequences.flip(0) for sequences in batches]
     ways = ((batches, dtype), (reordered, dtype), (batches, torch.float64))
-    expected, *again = (one_process.broadcast_steps(config, *each, device) for each in ways)
+    expected, *again = (one_process.broadcast_steps(config, *each, device, of_steps) for each in ways)
     return expected, again
 
 

@@ -1,4 +1,5 @@
-"""Stages of one training: the length of its sequences changes while one process trains one model with one optimizer.
+"""Stages of one training: the length of its sequences changes while one process trains one model with one optimizer,
+and with it the ranks that share a sequence and the micro-batches of a step, where a stage has these of its own.
 
 In fp32 and fp64 each step of each stage is compared with the same training on one process, as in `parity`.
 
@@ -7,12 +8,14 @@ is proven too:
 
 - in fp32, with few layers and shorter lengths in the same ratio, the first steps of every stage are those of one
   process: the optimizer goes on.
-- at the timed lengths, before a stage begins, a step is taken on its first text at the length of the stage before, and
-  the weights stand still. Under a causal mask the tokens that both texts have must have the same losses: those of a
+- at the timed lengths, before a stage begins, a step is taken on its first text as a step of the stage before, and the
+  weights stand still. Under a causal mask the tokens that both texts have must have the same losses: those of a
   training whose length has not changed.
 
 All other steps are timed, the first of a stage too: what it takes to change the length, to compile anew and to find
 memory is in its time. No proof has a layer compute at the length of a later stage.
+
+Batches of drawn documents are in `drawn`.
 """
 
 import gc
@@ -24,11 +27,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sp_bench import engines, methods
+from sp_bench import methods
+from sp_bench.attention import meshes
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import EXACT, PROVABLE_TOKENS, TrialConfig
+from sp_bench.engines import fsdp2
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
@@ -36,11 +42,11 @@ from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_byte
 from sp_bench.oracle import timed_step, training_step
 from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
-from sp_bench.oracle.timed_step import Shorter
-from sp_bench.training import text, train
+from sp_bench.oracle.timed_step import Run, Shorter
+from sp_bench.training import train
 from sp_bench.training.offload import HostMemory, host_memory
-from sp_bench.training.train import StepResult
-from sp_bench.workloads import Job, parity, train_step
+from sp_bench.training.train import StepResult, Tick
+from sp_bench.workloads import Job, drawn, parity, train_step
 from sp_bench.workloads.parity import Mark
 
 REHEARSED_STEPS = 2  # of each stage: the second shows whether the optimizer went on in the first
@@ -50,8 +56,11 @@ Spans = list[tuple[Mark, Mark]]  # before and after each stage
 
 def run(job: Job) -> Measurement:
     stages = job.config.stages
-    if job.config.dtype in EXACT:
-        measurement, marks = parity.trained(job, [seq_len for seq_len, steps in stages for _ in range(steps)])
+    if job.config.workload.policy is not None:
+        measurement, marks = drawn.trained(job)
+        of_stages = [*itertools.pairwise(marks[:-1])]  # the last step is the one whose bytes are counted
+    elif job.config.dtype in EXACT:
+        measurement, marks = parity.trained(job, _of_steps(job.config), _train)
         ends = [*itertools.accumulate((steps for _, steps in stages), initial=1)]  # the first mark is of the proof
         of_stages = [(marks[start], marks[end]) for start, end in itertools.pairwise(ends)]
     else:
@@ -75,16 +84,19 @@ def _trained(job: Job, memory: HostMemory) -> tuple[Measurement, Spans]:
     """Prove the stages, train in half precision, and compare where they meet."""
     config, stages = job.config, job.config.stages
     job.enter_phase("correctness")
-    texts = _texts(config, [seq_len for seq_len, steps in stages for _ in range(steps)] + [config.seq_len])
+    trials = [*_of_steps(config), config.of_stages[-1]]  # of each step
+    texts = parity.texts(trials)
     starts = [*itertools.accumulate((steps for _, steps in stages), initial=0)][:-1]  # steps before each stage
     columns, shorter = _prove(job, texts[0])
     release_memory(job.device)
     gc.freeze()  # as in train_step
     leftover = allocated_bytes(job.device)
     still: list[int] = []  # places in `texts` of the steps between stages
-    for (before, _), start in zip(stages, starts[1:], strict=False):
-        still.append(start + len(still))
-        texts.insert(still[-1], _lengthened(texts[still[-1]], before))
+    for before, start in zip(config.of_stages, starts[1:], strict=False):
+        place = start + len(still)
+        still.append(place)
+        texts.insert(place, _lengthened(texts[place], before))
+        trials.insert(place, before)
     schedule = Schedule(config.workload)
     clock = Clock(schedule, job.device, job.enter_phase, job.trace_to, [steps for _, steps in stages])
     weights, last_update = timed_step.Weights(schedule), LastUpdate(config, schedule)
@@ -98,8 +110,7 @@ def _trained(job: Job, memory: HostMemory) -> tuple[Measurement, Spans]:
             marks.append(parity.mark(job.device))
             return clock.tick() if len(marks) - 2 in still else ticking()
 
-        engine = engines.get(config.engine.name)
-        results = engine.run(config, texts, job.mesh, job.device, tick, token_losses=len(texts))
+        results = _train(job, trials, texts, tick)
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
     trained = [result for place, result in enumerate(results[:-1]) if place not in still]
@@ -109,16 +120,14 @@ def _trained(job: Job, memory: HostMemory) -> tuple[Measurement, Spans]:
     found = last_update.findings()
     if is_judged(config):
         training_step.require(found)
-    first = timed_step.first_step(config, results[0], stages[0][0], job.mesh)
-    lengths = itertools.pairwise(seq_len for seq_len, _ in stages)
+    first = timed_step.first_step(trials[0], results[0], trials[0].seq_len, job.mesh)
     met = [
-        _meet(job, before, after, results[at], results[at + 1], shorter)
-        for (before, after), at in zip(lengths, still, strict=True)
+        _meet(_first_step(job, trials, results, at), _first_step(job, trials, results, at + 1), shorter) for at in still
     ]
     padded_len = train.padded_seq_len(config, config.seq_len)
     measurement.predicted = train_step.predicted_traffic(config, padded_len, job.mesh.get_rank())
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
-    measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
+    measurement.unpredicted = train.unpredicted_phases(config, fsdp2.UNPREDICTED)
     measurement.columns = {
         **columns,
         **timed_step.check_first_step(first, shorter),
@@ -132,16 +141,39 @@ def _trained(job: Job, memory: HostMemory) -> tuple[Measurement, Spans]:
     return measurement, [(marks[begin], marks[end]) for begin, end in zip(begins, ends, strict=True)]
 
 
-def _texts(config: TrialConfig, lengths: Sequence[int]) -> list[Tensor]:
-    """The sequences [m*D*B,S+1] of steps of so many tokens each; no step reads what another has read, about."""
-    number = config.num_sequences
-    return [text.sequences(step * number, number, seq_len) for step, seq_len in enumerate(lengths)]
+def _of_steps(config: TrialConfig) -> list[TrialConfig]:
+    """The train_step of each timed step."""
+    stages = zip(config.of_stages, config.stages, strict=True)
+    return [stage for stage, (_, steps) in stages for _ in range(steps)]
 
 
-def _lengthened(sequences: Tensor, seq_len: int) -> Tensor:
-    """Sequences [n,S+1] with `seq_len` tokens: cut, or begun again where they end."""
-    times = -(-(seq_len + 1) // sequences.shape[1])
-    return sequences.repeat(1, times)[:, : seq_len + 1]
+def _train(job: Job, trials: Sequence[TrialConfig], texts: Sequence[Tensor], tick: Tick) -> list[StepResult]:
+    """A step on each text [m*D*B,S+1], as of the trial beside it. All trials are of one model and one optimizer, those
+    of the last. The attention is opened once for each length and number of ranks."""
+    layers: dict[tuple[int, int], Sequence[methods.SequenceParallelAttention]] = {}
+    steps = []
+    with ExitStack() as opened:
+        for trial, sequences in zip(trials, texts, strict=True):
+            mesh, seq_len = _mesh(trial), sequences.shape[1] - 1
+            key = (seq_len, trial.sp_size)
+            if key not in layers:
+                opening = train.open_layers(trial, train.padded_seq_len(trial, seq_len), mesh)
+                layers[key] = opened.enter_context(opening)
+            of_layers = layers[key]
+            (batches,) = train.shard_batches(trial, [sequences], of_layers[0].layout, mesh, job.device)
+            steps.append([(of_layers, batch) for batch in batches])
+        return fsdp2.run_passes(trials[-1], steps, job.mesh, job.device, tick)
+
+
+def _mesh(config: TrialConfig) -> DeviceMesh:
+    return meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
+
+
+def _lengthened(sequences: Tensor, before: TrialConfig) -> Tensor:
+    """Sequences [n,S+1] as the stage before has them, in number and length: cut, or begun again where they end."""
+    number, num_tokens = before.num_sequences, before.seq_len + 1
+    times = [-(-number // len(sequences)), -(-num_tokens // sequences.shape[1])]
+    return sequences.repeat(*times)[:number, :num_tokens]
 
 
 def _prove(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter]:
@@ -151,11 +183,14 @@ def _prove(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter]:
     Raises:
         Incorrect: an error is above its budget.
     """
-    stages = [replace(job, config=job.config.at_stage(n)) for n in dict.fromkeys(n for n, _ in job.config.stages)]
-    columns, budgets = train_step.prove_attention(stages[0])
-    columns |= train_step.largest([train_step.check_timed_length(stage, budgets) for stage in stages])
-    of_step, shorter = train_step.prove_step(stages[0], sequences)
+    jobs = [replace(job, config=stage, mesh=_mesh(stage)) for stage in job.config.of_stages]
+    of_sizes = {each.config.sp_size: each for each in reversed(jobs)}  # the first of each size
+    proven = {sp_size: train_step.prove_attention(each) for sp_size, each in of_sizes.items()}
+    distinct = {(each.config.seq_len, each.config.sp_size): each for each in jobs}
+    sampled = [train_step.check_timed_length(each, proven[size][1]) for (_, size), each in distinct.items()]
+    of_step, shorter = train_step.prove_step(jobs[0], sequences)
     assert shorter is not None, "workload.fit is of train_step"
+    columns = train_step.largest([*(columns for columns, _ in proven.values()), *sampled])
     return columns | of_step | _rehearse(job), shorter
 
 
@@ -166,27 +201,29 @@ def _rehearse(job: Job) -> dict[str, float]:
     Raises:
         Incorrect: a step differs from one process.
     """
-    lengths = [seq_len for seq_len, _ in job.config.stages]
-    small = training_step.proof_config(job.config.at_stage(max(lengths)))
-    assert small.workload.learning_rate is not None
-    rate = max(small.workload.learning_rate, training_step.MIN_LEARNING_RATE)
-    twin, _ = float32_twin(replace(small, workload=replace(small.workload, learning_rate=rate)))
-    texts = _texts(twin, [n for seq_len in lengths for n in [_reduced(twin, seq_len)] * REHEARSED_STEPS])
+    trials = []
+    longest = max(job.config.of_stages, key=lambda stage: stage.seq_len)
+    share = training_step.proof_seq_len(longest) / longest.seq_len
+    for stage in job.config.of_stages:
+        small = training_step.proof_config(stage)
+        assert small.workload.learning_rate is not None
+        rate = max(small.workload.learning_rate, training_step.MIN_LEARNING_RATE)
+        twin, _ = float32_twin(replace(small, workload=replace(small.workload, learning_rate=rate)))
+        trials += [replace(twin, seq_len=_reduced(twin, share))] * REHEARSED_STEPS
+    texts = parity.texts(trials)
     with training_step.full_precision():
-        expected, again = parity.reference(twin, texts, job.device)
-        engine = engines.get(twin.engine.name)
-        results = engine.run(twin, texts, job.mesh, job.device, lambda: None, token_losses=0)
-    training_step.require_finite(twin, results)
+        expected, again = parity.reference(trials[-1], texts, job.device)
+        results = _train(job, trials, texts, lambda: None)
+    training_step.require_finite(trials[-1], results)
     release_memory(job.device)
     return parity.compare(parity.reported(results), expected, again, "of a rehearsal in float32 ")
 
 
-def _reduced(config: TrialConfig, seq_len: int) -> int:
-    """`seq_len` tokens as short as the reduced length is for the trial's, with as many padded tokens."""
+def _reduced(config: TrialConfig, share: float) -> int:
+    """A length that is `share` of the trial's, with as many padded tokens."""
     multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
-    share = training_step.proof_seq_len(config) / config.seq_len
-    short = max(round(seq_len * share), multiple, PROVABLE_TOKENS)
-    return short + (seq_len - short) % multiple
+    short = max(round(config.seq_len * share), multiple, PROVABLE_TOKENS)
+    return short + (config.seq_len - short) % multiple
 
 
 @contextmanager
@@ -206,25 +243,28 @@ def _standing_still(is_still: Callable[[], bool]) -> Iterator[None]:
         hook.remove()
 
 
-def _meet(job: Job, before: int, after: int, still: StepResult, first: StepResult, shorter: Shorter) -> float:
-    """Compare the first step of a stage of `after` tokens with one of `before` tokens, as the stage before had, on the
-    same weights and tokens. Returns the relative L2 difference of the losses of the tokens that both have.
+def _first_step(job: Job, trials: Sequence[TrialConfig], results: Sequence[StepResult], at: int) -> Run:
+    return timed_step.first_step(trials[at], results[at], trials[at].seq_len, job.mesh)
+
+
+def _meet(unbroken: Run, changed: Run, shorter: Shorter) -> float:
+    """Compare the first step of a stage with one as of the stage before, on the same weights and tokens. Returns the
+    relative L2 difference of the losses of the tokens that both have.
 
     Raises:
         Incorrect: it is above what rounding explains.
     """
-    unbroken = timed_step.first_step(job.config.at_stage(before), still, before, job.mesh)
-    changed = timed_step.first_step(job.config.at_stage(after), first, after, job.mesh)
-    errors = timed_step.errors_of(changed, unbroken)
+    number = min(len(unbroken.losses), len(changed.losses))  # of sequences
+    errors = timed_step.errors_of(*(run._replace(losses=run.losses[:number]) for run in (changed, unbroken)))
     worst: Prose = f"token {errors.token}"
-    shared: Prose = f"the first {min(before, after)} tokens"
+    shared: Prose = f"the first {min(unbroken.seq_len, changed.seq_len)} tokens"
     for what, error, budget in (
         (shared, errors.loss, shorter.loss_budget),
         (worst, errors.worst, shorter.worst_budget),
     ):
         if not error <= budget:
             raise Incorrect(
-                f"as the length changes from {before} to {after} tokens the losses of {what} change by {error:.3g} "
-                f"(relative), budget {budget:.3g}, on the same weights"
+                f"as the length changes from {unbroken.seq_len} to {changed.seq_len} tokens the losses of {what} "
+                f"change by {error:.3g} (relative), budget {budget:.3g}, on the same weights"
             )
     return errors.loss

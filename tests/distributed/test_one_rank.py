@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench import worker, workloads
+from sp_bench import methods, workloads
+from sp_bench.attention import meshes
 from sp_bench.config.trial import LinkConfig, TrialConfig
 from sp_bench.engines import fsdp2
 from sp_bench.measure import ledger, one_rank, record
@@ -36,7 +37,7 @@ def join() -> Iterator[Callable[..., dist.ProcessGroup]]:
     yield make
     if dist.is_initialized():
         dist.destroy_process_group()
-    worker._cached_mesh.cache_clear()
+    meshes.cached.cache_clear()
     fsdp2.sharding_mesh.cache_clear()
 
 
@@ -45,9 +46,10 @@ def run(join, tmp_path) -> Callable[[TrialConfig], tuple[Measurement, dict[str, 
     def measure(config: TrialConfig) -> tuple[Measurement, dict[str, Any]]:
         if dist.is_initialized():
             dist.destroy_process_group()
-            worker._cached_mesh.cache_clear()
+            meshes.cached.cache_clear()
         join(config.world_size, config.real_place, config.ranks_per_node, config.link)
-        job = workloads.Job(config, worker._mesh(config), CPU, lambda phase: None, tmp_path)
+        mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
+        job = workloads.Job(config, mesh, CPU, lambda phase: None, tmp_path)
         measurement = workloads.get(config.workload.name).run(job)
         return measurement, record.assemble(config, [measurement])  # refuses bytes and work that are not expected
 

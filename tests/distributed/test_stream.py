@@ -6,6 +6,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 from ranks import run
 from trials import PARITY, TINY, job, row, trial
 
@@ -13,12 +14,21 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
 from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.workloads import stream
+from sp_bench.workloads import drawn, stream
 
 STAGES = replace(PARITY, name="stream", stages="24x8,72x3")  # longer, then shorter again
 RING = MethodConfig("ring", "zigzag", dkv_dtype="input")
 SHORT = replace(STAGES, stages="24x2", timed_steps=3)
 HALF = replace(STAGES, stages="24x2,72x2", timed_steps=6, optimizer="adamw", learning_rate=1e-3, max_grad_norm=1.0)
+
+
+DRAWN = replace(PARITY, name="stream", timed_steps=12, packing="lognormal", document_len=32, document_sigma=1.0)
+POLICIES = [
+    replace(DRAWN, policy="static", filling="first_fit"),
+    replace(DRAWN, policy="static", filling="balanced", activation_checkpointing="full"),
+    replace(DRAWN, policy="per_document", loss_tile_tokens=20),
+    replace(DRAWN, policy="dynamic"),
+]
 
 
 def cases(world_size: int) -> list[TrialConfig]:
@@ -29,6 +39,7 @@ def cases(world_size: int) -> list[TrialConfig]:
         return [
             trial(MethodConfig("ulysses"), 2, workload=replace(STAGES, activation_checkpointing="full")),
             trial(RING, 2, workload=uneven, seq_len=47),
+            trial(RING, 2, workload=replace(STAGES, stages="24x8:sp_size=1:micro_batches=2,72x3:micro_batches=3")),
         ]
     return [
         trial(RING, 3, workload=STAGES),
@@ -47,8 +58,8 @@ def check_world(rank: int, world_size: int) -> None:
         assert all(each["compiled"] == 0 and each["reserved_bytes"] is None for each in found["stage_ends"])
         assert len(found["loss"]) == len(found["step_ms"]) == sum(steps for _, steps in stages)
         assert found["tokens_per_s"] is found["window_tokens_per_s"] is found["mfu"] is None
-        for (seq_len, steps), times in zip(stages, found["stage_times"], strict=True):
-            tokens = config.num_sequences * seq_len
+        for stage, (seq_len, steps), times in zip(config.of_stages, stages, found["stage_times"], strict=True):
+            tokens = stage.num_sequences * seq_len
             assert times["first_step_ms"] in found["step_ms"], steps
             assert times["tokens_per_s"] == pytest.approx(1e3 * tokens / times["median_step_ms"])
     if world_size == 2:
@@ -68,6 +79,9 @@ def check_half_precision() -> None:
     assert 0 < found["max_nll_difference"] <= 1e-5
     assert found["energy_j"] is None
     assert not {"clock_mismatch", "window_disagrees", "loss_not_falling"} & set(found["flags"])
+    options = "24x2:sp_size=1:micro_batches=3,72x2:micro_batches=2"
+    found = row(trial(MethodConfig("ulysses"), 2, workload=replace(HALF, stages=options), dtype="bfloat16"))
+    assert 0 < max(found["stage_loss_errors"]) < 0.01
     check_a_fault_of_one_length_is_refused()
     check_a_step_between_stages_that_trains_is_refused()
     check_moments_that_are_lost_are_refused()
@@ -138,6 +152,45 @@ def check_a_stage_that_computes_at_another_length_is_refused() -> None:
         stream.run(job(config))
 
 
+def check_policies(rank: int, world_size: int) -> None:
+    """A rank holds 64 tokens, and documents have up to 128. So short ones share a rank, and long ones need two."""
+    found = {}
+    for index, workload in enumerate(POLICIES):
+        method = MethodConfig("ulysses") if index % 2 else RING
+        config = trial(method, 2, workload=workload, dp_shard_size=world_size // 2, seq_len=128)
+        found[workload.policy] = row(config)
+        batches = found[workload.policy]["batches"]
+        assert 0 < found[workload.policy]["max_nll_difference"] <= 1e-5, workload
+        assert [each["documents"] for each in batches] == [each["documents"] for each in found["static"]["batches"]]
+        assert all(each["imbalance"] >= 1 and each["passes"] >= 1 for each in batches)
+        assert found[workload.policy]["tokens_per_s"] > 0
+    groups = {policy: {size for each in of["batches"] for size in each["groups"]} for policy, of in found.items()}
+    assert groups["static"] == {2}
+    assert groups["per_document"] == {1, world_size}
+    assert groups["dynamic"] > {1}
+    check_a_document_on_two_groups_is_refused()
+
+
+def check_a_document_on_two_groups_is_refused() -> None:
+    """The text of the last document of a pass comes twice, and that of the first not at all."""
+    of_batch = drawn._Passes.of_batch
+
+    def twice(passes, lengths, sequences, plan):
+        sequences = sequences.clone()
+        sequences[:, : lengths[0]] = sequences[:, -1 - lengths[0] : -1]
+        return of_batch(passes, lengths, sequences, plan)
+
+    config = trial(MethodConfig("ulysses"), 2, workload=POLICIES[3], seq_len=128)
+    config = replace(config, dp_shard_size=dist.get_world_size() // 2)
+    with patch.object(drawn._Passes, "of_batch", twice), pytest.raises(Incorrect, match="step 0 differs from one"):
+        stream.run(job(config))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_all_batches_of_drawn_documents_agree_with_one_process_under_each_policy(world_size: int) -> None:
+    run(world_size, check_policies, world_size)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_all_steps_of_all_stages_agree_with_one_process(world_size: int) -> None:
     run(world_size, check_world, world_size)
@@ -146,8 +199,12 @@ def test_all_steps_of_all_stages_agree_with_one_process(world_size: int) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"stages": None}, "give stages such as 8192x20,32768x20 to workload=stream"),
+        ({"stages": None}, "give stages such as 8192x20,32768x20 or a policy to workload=stream"),
+        ({"policy": "dynamic"}, "give stages such as 8192x20,32768x20 or a policy to workload=stream"),
+        ({"stages": None, "policy": "static"}, "give first_fit or balanced to policy=static"),
+        ({"stages": None, "policy": "dynamic"}, "use packing=fixed, lognormal or file, whose documents are drawn"),
         ({"stages": "24"}, "write tokens of a sequence x steps of each stage"),
+        ({"stages": "24x2:sp=1"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x0,48x2"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x8,72x12"}, "20 of workload.stages=24x8,72x12 and the last; use 21 or more"),
         ({"warmup_steps": 1}, "workload.warmup_steps=1: all steps are timed, 11 of"),
@@ -169,6 +226,14 @@ def test_trials_whose_length_cannot_change_are_refused() -> None:
         trial(RING, 2, workload=replace(STAGES, optimizer="adamw"))
     with pytest.raises(ConfigError, match=r"masked_label_share=0\.5: stages in bfloat16 .* use 0, or dtype=float32"):
         trial(RING, 2, workload=replace(STAGES, masked_label_share=0.5), dtype="bfloat16")
+    for fields, message in (
+        ({"workload": replace(STAGES, stages="24x8:sp_size=3")}, "sp_size=3 of a stage, and sp_size=2 of the last"),
+        ({"dtype": "bfloat16"}, "each batch is compared with one process: use float32"),
+        ({"dp_shard_size": 3}, "groups are of 1, 2, 4 ... of 6 ranks"),
+        ({"method": MethodConfig("usp", "zigzag", ulysses_degree=1)}, "method=usp has one size"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            replace(trial(RING, 2, workload=POLICIES[3], seq_len=128), **fields)
     with pytest.raises(ConfigError, match="to no other"):
         replace(PARITY, stages="24x20")
 

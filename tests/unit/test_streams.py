@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 from sp_bench.cli.predict import _steps
 from sp_bench.config.documents import causal_pairs, from_file
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.streams import batches, from_histogram, from_list, packs
+from sp_bench.config.streams import batches, from_histogram, from_list, of_trial, packs
+from sp_bench.config.trial import (
+    FabricConfig,
+    HardwareConfig,
+    KernelConfig,
+    MethodConfig,
+    ModelConfig,
+    TrialConfig,
+    WorkloadConfig,
+)
+from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed, Ranks, dynamic, loads, lower_bound, per_document, static
 from sp_bench.predict.advice import Cluster
 from sp_bench.predict.fitted import load
@@ -68,6 +79,46 @@ def test_ranks_of_a_group_come_to_it_at_the_same_time_with_the_larger_groups_fir
         assert max(at) == pytest.approx(min(at))
         free[first : first + size] = [max(at) + cost(documents[0], size)] * size
     assert max(free) == pytest.approx(max(loads(dynamic(lengths, ranks, cost), ranks, cost)))
+
+
+def drawn_trial(policy: str, world_size: int, **fields) -> TrialConfig:
+    model = ModelConfig("tiny", 2, 64, 192, 8, 2, 16, 256, 10000.0, 1e-6, True, False, False)
+    filling = "balanced" if policy == "static" else None
+    packing = {"packing": "lognormal", "document_len": 96, "document_sigma": 1.0} | fields
+    workload = WorkloadConfig(
+        "stream", "step", True, 0, 5, 48, "sgd", 0.1, None, "none", policy=policy, filling=filling, **packing
+    )
+    ranks = {"sp_size": min(world_size, 2), "dp_shard_size": max(world_size // 2, 1), "dp_replicate_size": 1}
+    devices = {"kernel": KernelConfig("math"), "fabric": FabricConfig("gloo", "gloo")}
+    of_trial = {"hardware": HardwareConfig("cpu", "cpu"), "batch_size": 1, "seq_len": 512, "dtype": "float32"}
+    return TrialConfig(MethodConfig("ulysses"), model=model, workload=workload, seed=0, **ranks, **devices, **of_trial)
+
+
+@pytest.mark.parametrize("policy", ["static", "per_document", "dynamic"])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_ranks_of_a_group_meet_in_one_pass_and_each_document_is_computed_once(policy, world_size):
+    config = drawn_trial(policy, world_size)
+    for lengths in islice(of_trial(config), 20):
+        passes = placing.of_trial(config, lengths)
+        computed = []
+        for of_ranks in passes:
+            assert len(of_ranks) == world_size
+            for each in filter(None, set(of_ranks)):
+                places = [rank for rank, other in enumerate(of_ranks) if other == each]
+                assert places == [*range(each.first_rank, each.first_rank + each.num_ranks)]
+                assert sum(each.documents) <= each.num_ranks * 512 / config.sp_size
+                computed += each.documents
+        assert sorted(computed) == sorted(lengths)
+        assert placing.imbalance(config, passes) >= 1
+
+
+def test_all_policies_have_the_same_batches_and_a_list_is_drawn_from():
+    listed = {"packing": "file", "document_len": None, "document_sigma": None, "document_lens": "32,480,100"}
+    for fields in ({}, listed):
+        found = [[*islice(of_trial(drawn_trial(policy, 4, **fields)), 5)] for policy in ("static", "dynamic")]
+        assert found[0] == found[1]
+        assert all(sum(batch) == 2 * 512 for batch in found[0])
+    assert {length for batch in found[0] for length in batch[:-1]} <= {32, 480, 96}
 
 
 @given(LENGTHS, NUM_RANKS, costs())
@@ -190,3 +241,19 @@ def test_dynamic_is_near_a_time_that_no_plan_is_below():
         (dynamic,) = (each for each in found if each.policy == "dynamic")
         assert dynamic.over_dynamic == 1
         assert dynamic.over_bound < 1.03
+
+
+def test_a_batch_is_estimated_as_a_step_of_its_tokens():
+    config = drawn_trial("dynamic", 4)
+    assert [each.workload.policy for each in config.of_stages] == [None] * 5
+    assert config.stages == [(512, 1)] * 5
+
+
+def test_stages_have_options_of_their_own():
+    config = drawn_trial("dynamic", 4)
+    alone = {"packing": "none", "document_len": None, "document_sigma": None}
+    stages = {"policy": None, "stages": "64x1:micro_batches=4:sp_size=1,128x2"}
+    config = replace(config, workload=replace(config.workload, **alone, **stages))
+    found = [(each.seq_len, each.sp_size, each.dp_shard_size, each.num_sequences) for each in config.of_stages]
+    assert found == [(64, 1, 4, 16), (128, 2, 2, 2), (512, 2, 2, 2)]
+    assert config.stages == [(64, 1), (128, 2), (512, 2)]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -50,6 +51,7 @@ def appendix(cells: Sequence[Cell], numbers: Numbers) -> list[Table[Any]]:
         training(cells),
         parity(cells),
         stages(cells),
+        batches(cells),
         beside(cells),
         *held_tables.tables(cells),
         device(cells),
@@ -299,7 +301,7 @@ def stages(cells: Sequence[Cell]) -> Table[Stage]:
     """The stages of each row, in their order."""
     found = []
     for cell in _of("stream", cells):
-        for row in cell.measured:
+        for row in cell.measured if cell.options["workload.stages"] is not None else ():
             of, times = listed(row["stage_ends"]), listed(row["stage_times"])
             errors = [None, *(listed(row["stage_loss_errors"]) or [None] * len(of))]
             found += [Stage(cell, each, times[i] if times else {}, errors[i]) for i, each in enumerate(of)]
@@ -308,6 +310,34 @@ def stages(cells: Sequence[Cell]) -> Table[Stage]:
         "compiles anew in it. Losses are of the same tokens and weights at the lengths of both stages."
     )
     return plain("Stage by stage", about, STAGES, found)
+
+
+class Stream(NamedTuple):
+    """A row of `workload=stream` whose documents are drawn."""
+
+    cell: Cell
+    row: Mapping[str, Any]
+
+    def of_batches(self, name: str) -> list[float]:
+        return [each[name] for each in listed(self.row["batches"])]
+
+
+BATCHES: tuple[Column[Stream], ...] = (
+    Column("what", lambda stream: name(stream.cell)),
+    Column("batches", lambda stream: whole(len(listed(stream.row["batches"])))),
+    Column("documents a batch", lambda stream: fmean(stream.of_batches("documents")), number),
+    Column("passes a batch", lambda stream: fmean(stream.of_batches("passes")), number),
+    Column("work of the busiest rank", lambda stream: fmean(stream.of_batches("imbalance")), "{:.2f}x".format),
+    Column("median batch (ms)", lambda stream: stream.row["median_step_ms"], number),
+    Column("tokens/s of all batches", lambda stream: stream.row["window_tokens_per_s"], whole),
+)
+
+
+def batches(cells: Sequence[Cell]) -> Table[Stream]:
+    """Batches of drawn documents, a line a row."""
+    rows = [Stream(cell, row) for cell in _of("stream", cells) for row in cell.measured if listed(row["batches"])]
+    about = "Work is predicted, over the mean of all ranks, in the mean over the batches."
+    return plain("Batches of drawn documents", about, BATCHES, rows)
 
 
 def _states(cell: Cell) -> list[Mapping[str, Any]]:

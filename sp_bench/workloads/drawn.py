@@ -1,0 +1,145 @@
+"""Batches of drawn documents under a policy (`workload.policy`): which ranks share one changes from pass to pass.
+
+Each step is compared with the same training on one process, as in `parity`. A pass is one forward and backward of a
+pack of documents on a group of ranks. A rank that is idle in a pass computes tokens without labels, since FSDP gathers
+parameters on all ranks. Communicators are made once, for each size of groups.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from sp_bench import methods
+from sp_bench.attention import meshes
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config import streams
+from sp_bench.config.documents import MULTIPLE, spans
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import placing
+from sp_bench.costs.placing import Placed
+from sp_bench.engines import fsdp2
+from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
+from sp_bench.oracle.timed_step import check_timed_steps
+from sp_bench.training import text, train
+from sp_bench.training.train import Batch
+from sp_bench.workloads import Job, parity
+from sp_bench.workloads.parity import Mark
+
+Pass = tuple[Sequence[methods.SequenceParallelAttention], Batch]
+COUNTED = ("forward", "recompute", "backward", "loss", "parameters", "gradients")  # phases without a closed form
+
+
+def trained(job: Job) -> tuple[Measurement, list[Mark]]:
+    """Train on the batches, and compare each with one process. Then the step whose bytes are counted. Returns a mark
+    before the first step and after each.
+
+    Raises:
+        Incorrect, CannotTell: as of `parity.compare` and `parity.require_fall`.
+    """
+    config = job.config
+    job.enter_phase("correctness")
+    batches = [*islice(streams.of_trial(config), num_steps(config.workload))]
+    tokens = sum(batches[0])
+    texts = [_unlabelled_end(text.sequences(step, 1, tokens)) for step in range(len(batches))]
+    wholes = [config.of_documents(lengths, 1) for lengths in batches]
+    expected, again = parity.reference(config, texts[:-1], job.device, wholes[:-1])
+    release_memory(job.device)
+    leftover = allocated_bytes(job.device)
+    plans = [placing.of_trial(config, lengths) for lengths in batches]
+    clock = Clock(Schedule(config.workload), job.device, job.enter_phase, job.trace_to)
+    marks: list[Mark] = []
+
+    def tick() -> bool:
+        marks.append(parity.mark(job.device))
+        return clock.tick()
+
+    with ExitStack() as opened:
+        passes = _Passes(job, opened)
+        steps = [passes.of_batch(*each) for each in zip(batches, texts, plans, strict=True)]
+        results = fsdp2.run_passes(config, steps, job.mesh, job.device, tick)
+    measurement = clock.measurement
+    measurement.leftover_bytes = leftover
+    compared = parity.compare(parity.reported(results[:-1]), expected, again)
+    parity.require_fall(expected)
+    measurement.unpredicted = COUNTED
+    measurement.columns = {
+        **compared,
+        **check_timed_steps(results[:-1]),
+        "batches": [_described(config, *each) for each in zip(batches[:-1], plans, strict=False)],
+    }
+    return measurement, marks
+
+
+def _described(config: TrialConfig, lengths: Sequence[int], plan: Sequence[Sequence[Placed | None]]) -> dict[str, Any]:
+    return {
+        "documents": len(lengths),
+        "longest": max(lengths),
+        "passes": len(plan),
+        "groups": sorted({each.num_ranks for of_ranks in plan for each in of_ranks if each}),
+        "imbalance": placing.imbalance(config, plan),
+    }
+
+
+def _unlabelled_end(sequences: Tensor) -> Tensor:
+    """Sequences [n,S+1] whose last token is no label: it is of no document."""
+    return torch.cat((sequences[:, :-1], ~sequences[:, -1:]), dim=1)
+
+
+class _Passes:
+    """This rank's passes. Attention is opened once for the documents of a pack on a size of groups."""
+
+    def __init__(self, job: Job, opened: ExitStack) -> None:
+        self._job, self._opened = job, opened
+        self._rank = job.mesh.get_rank()
+        self._layers: dict[tuple[tuple[int, ...], int], Sequence[methods.SequenceParallelAttention]] = {}
+        self._meshes: dict[int, DeviceMesh] = {}
+        size = 1
+        while size <= job.config.world_size:
+            config = replace(job.config, sp_size=size, dp_shard_size=job.config.world_size // size)
+            self._meshes[size] = meshes.of_trial(config, _layout(config))
+            size *= 2
+
+    def of_batch(
+        self, lengths: Sequence[int], sequences: Tensor, plan: Sequence[Sequence[Placed | None]]
+    ) -> list[Pass]:
+        """The passes of a batch, whose documents lie in `sequences` [1,S+1] one after the other."""
+        where: dict[int, list[int]] = defaultdict(list)  # the first tokens of documents of so many tokens
+        for span in spans(lengths):
+            where[len(span)].append(span.start)
+        found = []
+        for of_ranks in plan:
+            texts = {
+                each: torch.cat([sequences[:, where[n].pop() :][:, :n] for n in each.documents], dim=1)
+                for each in dict.fromkeys(filter(None, of_ranks))
+            }
+            found.append(self._pass(of_ranks, texts))
+        return found
+
+    def _pass(self, of_ranks: Sequence[Placed | None], texts: Mapping[Placed, Tensor]) -> Pass:
+        """texts: the tokens [1,n] of each pack of the pass."""
+        mine = of_ranks[self._rank] or Placed((MULTIPLE,), self._rank, 1)
+        tokens = texts.get(mine, torch.zeros(1, MULTIPLE, dtype=torch.int64))
+        labels = tokens if mine in texts else ~tokens
+        config = self._job.config.of_documents(mine.documents, mine.num_ranks)
+        key = (mine.documents, mine.num_ranks)
+        mesh = self._meshes[mine.num_ranks]
+        if key not in self._layers:
+            opening = train.open_layers(config, train.padded_seq_len(config, config.seq_len), mesh)
+            self._layers[key] = self._opened.enter_context(opening)
+        layers = self._layers[key]
+        # the other groups have texts of their own lengths: here all rows are this group's
+        rows = torch.cat((tokens[:, :1], labels[:, 1:], ~tokens[:, :1]), dim=1).expand(config.dp_shard_size, -1)
+        batch = train.shard_batch(rows, config, layers[0].layout, mesh, self._job.device)
+        num_labels = sum(length - 1 for each in texts for length in each.documents)
+        return layers, replace(batch, num_valid_tokens=num_labels)
+
+
+def _layout(config: TrialConfig) -> SequenceLayout:
+    return methods.get(config.method.name).layout(config.method, config.sp_size)
