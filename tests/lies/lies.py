@@ -477,6 +477,32 @@ def _tiles_not_added() -> None:
     tiled_mlp._added = lambda sums, gradients: [each.float() for each in gradients]
 
 
+def _tiles_added_in_half_precision() -> None:
+    """Of an MLP in tiles, the gradients of its matrices are summed over the tiles in the trial's dtype."""
+    from sp_bench.training import tiled_mlp
+
+    def added(sums: Any, gradients: Any) -> Any:
+        return [of.add_(each) for of, each in zip(sums, gradients, strict=True)] if sums else list(gradients)
+
+    tiled_mlp._added = added
+
+
+def _loss_tiles_added_in_half_precision() -> None:
+    """The head's gradient is summed over the tiles of the loss in the trial's dtype."""
+    from torch import zeros_like
+
+    from sp_bench.training import cross_entropy
+
+    honest = cross_entropy._by_autograd
+
+    def by_autograd(tile: Any, weight: Any, labels: Any, divisor: int, tile_grad: Any, weight_grad: Any) -> Any:
+        each = honest(tile, weight, labels, divisor, tile_grad, of_tile := zeros_like(weight_grad))
+        weight_grad.copy_(weight_grad.to(weight.dtype).add_(of_tile.to(weight.dtype)))
+        return each
+
+    cross_entropy._by_autograd = by_autograd
+
+
 def _last_tile_left_out() -> None:
     """Of an MLP in tiles, the last tile is not computed."""
     import torch
@@ -863,6 +889,8 @@ LIES: Mapping[str, Callable[[], None]] = {
     "kept_output_of_another_layer": _kept_output_of_another_layer,
     "result_kept_while_inputs_stay": _result_kept_while_inputs_stay,
     "tiles_not_added": _tiles_not_added,
+    "tiles_added_in_half_precision": _tiles_added_in_half_precision,
+    "loss_tiles_added_in_half_precision": _loss_tiles_added_in_half_precision,
     "last_tile_left_out": _last_tile_left_out,
     "checkpoints_stay": _checkpoints_stay,
     "checkpoints_lost": _checkpoints_lost,

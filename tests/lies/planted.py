@@ -296,6 +296,28 @@ LIES = [
         Lie(
             name,
             "Options of a training step",
+            f"{what} in bf16, where fp32 is said",
+            (*TRAIN_STEP, option),
+            "gradients of matrices are to be summed in float32, and in one step a rank added two of them",
+            dtypes=("bfloat16",),
+        )
+        for name, what, option in (
+            (
+                "tiles_added_in_half_precision",
+                "gradients of an MLP in tiles are summed over the tiles",
+                "workload.mlp_tile_tokens=20",
+            ),
+            (
+                "loss_tiles_added_in_half_precision",
+                "the head's gradient is summed over the tiles of the loss",
+                "workload.loss_tile_tokens=20",
+            ),
+        )
+    ),
+    *(
+        Lie(
+            name,
+            "Options of a training step",
             what,
             (*TRAIN_STEP, *options),
             reason,
