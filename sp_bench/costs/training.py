@@ -246,6 +246,14 @@ def _updated_by(config: TrialConfig) -> str:
     return f"{'AdamW' if config.workload.optimizer == 'adamw' else 'SGD'} on {config.hardware.device}"
 
 
+def _half_sums(config: TrialConfig) -> int | None:
+    """Sums of two gradients of a matrix in half precision. None: torchao's products may add what they like, and so may
+    other engines."""
+    if config.engine.name != "fsdp2" or config.workload.linear_dtype not in (None, "model"):
+        return None
+    return config.workload.num_micro_batches * config.model.tie_embeddings  # what it gets as embedding and as head
+
+
 def expected_work(
     config: TrialConfig, padded_seq_len: int, calls: Mapping[str, KernelCalls] | None, *, products: bool
 ) -> ExpectedWork:
@@ -263,6 +271,7 @@ def expected_work(
         updated_elements=updated_elements(config),
         replaced_ops=_replaced_ops(config),
         updated_by=_updated_by(config),
+        half_sums=_half_sums(config),
     )
     if calls is None or engine in HUGGING_FACE:
         return expected

@@ -33,6 +33,7 @@ class ExpectedWork:
     updated_elements: int | None = None  # parameters that the optimizers of all ranks update, copies counted
     replaced_ops: tuple[str, ...] = ()  # of torch, in whose place the trial's model code has its own
     updated_by: str | None = None  # the class of the optimizer, and where it updates: AdamW on cuda
+    half_sums: int | None = None  # of two gradients of a matrix in half precision, at most
 
     def of_one(self, num_ranks: int, of_attention: Fraction) -> "ExpectedWork":
         """One rank's part of what all compute: of attention as given, of all else an equal share. Updated elements are

@@ -28,6 +28,7 @@ aten = torch.ops.aten
 # matrix product -> where among its arguments the two factors begin; the one before them is what the product is added to
 PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.addmm_: 1, aten.baddbmm: 1, aten.baddbmm_: 1}
 PRODUCTS |= {aten._scaled_mm: 0}  # of FP8
+SUMS = (aten.add, aten.add_)
 EAGER_OPS = (SWIGLU_OP, NORM_OP, LOSS_OP)
 PRODUCT_NAMES = {f"aten::{op.__name__}" for op in PRODUCTS}
 
@@ -43,6 +44,7 @@ class Work:
     kernel_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, inside the kernel
     other_ops: Counter[str] = field(default_factory=Counter)  # the same outside it, of ops that look like attention
     eager_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, of EAGER_OPS
+    half_sums: int = 0  # of two matrices in half precision, as of gradients; activations have three dimensions or more
     updated_elements: int = 0  # of the parameters that the optimizer updates on this rank
     updated_by: set[str] = field(default_factory=set)  # the optimizers' classes and the devices of what they update
     update_bytes: Counter[str] = field(default_factory=Counter)  # on CUDA: of memory_parts.SHARDS and MOMENTS
@@ -59,6 +61,8 @@ class Work:
             self.eager_ops[name] += 1
         elif (first := PRODUCTS.get(op.overloadpacket)) is not None:
             self._multiply(*args[first : first + 2])
+        elif op.overloadpacket in SUMS:
+            self.half_sums += all(isinstance(x, Tensor) and x.dim() == 2 and x.itemsize == 2 for x in args[:2])
 
     def _multiply(self, left: Tensor, right: Tensor) -> None:
         """Count a matrix product, unless it sums over nothing, as that of transformers' rotary tables: positions times
@@ -165,7 +169,8 @@ def _require_products(counted: Mapping[str, int], expected: Mapping[str, int]) -
 def _require_code(counted: Sequence[Work], expected: ExpectedWork) -> None:
     """
     Raises:
-        Incorrect: a rank ran what the trial's model code replaces, or another optimizer, or one on another device.
+        Incorrect: a rank ran what the trial's model code replaces, or another optimizer, or one on another device, or
+            summed gradients in half precision.
     """
     if again := {op: n for work in counted for op, n in work.eager_ops.items() if op in expected.replaced_ops}:
         replaced = " and ".join(expected.replaced_ops)
@@ -173,6 +178,12 @@ def _require_code(counted: Sequence[Work], expected: ExpectedWork) -> None:
     others = {by for work in counted for by in work.updated_by} - {expected.updated_by}
     if expected.updated_by is not None and others:
         raise Incorrect(f"{expected.updated_by} was to update the parameters, and {', '.join(sorted(others))} did")
+    most = max(work.half_sums for work in counted)
+    if expected.half_sums is not None and most > expected.half_sums:
+        raise Incorrect(
+            f"gradients of matrices are to be summed in float32, and in one step a rank added two of them {most} times "
+            f"in half precision; expected {expected.half_sums}"
+        )
 
 
 def _require_calls(rank: int, dtype: str, work: Work, expected: KernelCalls | None) -> None:

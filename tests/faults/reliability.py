@@ -29,7 +29,8 @@ SECTIONS = {
     "Lifetime": r"test_lifetime",
     "Resume": r"ctrl_c|test_drivers|test_campaign\.py|second_run_does|machine_taken_away",
 }
-LIES, LIES_TEST = "Lies", r"lies/test_lies.*::test_a_lie_ends_as_written_down"  # a part of their own, after the rest
+LIES, LIES_TEST = "Lies", r"lies/test_lies.*::test_a_lie_"  # a part of their own, after the rest
+RELYING_TEST = "test_a_lie_told_by_a_trial_that_relies_on_an_honest_proof_ends_as_it_must"  # one of them
 CLUSTER, CLUSTER_TEST = "Cluster", r"cluster/test_nodes.*::test_a_sweep_of_24_trials"  # after them
 MATRIX_TEST = "test_every_fault_ends_as_written_down_and_the_next_trial_is_ok"
 PACKAGES = ("torch", "numpy", "pyarrow", "hydra-core", "psutil", "hypothesis", "pytest")
@@ -195,11 +196,13 @@ def _matrix(outcomes: dict[str, Outcome]) -> Iterator[str]:
 
 
 def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
-    ran = [o for o in outcomes if not o.skipped]
+    ran = [o for o in outcomes if not o.skipped and o.name != RELYING_TEST]
+    relying = [o for o in outcomes if not o.skipped and o.name == RELYING_TEST]
     left_out = [o for o in outcomes if o.skipped]
     caught = sum(o.passed for o in ran)
     lines = ["| about | lie | trial | dtype | ended in | reason |", "|---|---|---|---|---|---|"]
-    for o in sorted(ran, key=lambda o: (o.properties.get("group", ""), o.properties.get("what", ""))):
+    columns = ("group", "what", "trial", "dtype", "ranks")
+    for o in sorted(ran, key=lambda o: [str(o.properties.get(name, "")) for name in columns]):
         told = {name: str(value) for name, value in o.properties.items()}
         where = "" if told.get("ranks") == "all" else f", on rank {told.get('ranks')}"
         words = " ".join(word for word in told.get("trial", "").split() if not word.startswith(("seq_len", "kernel")))
@@ -215,6 +218,12 @@ def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
             "Written by `pytest -m faults tests/lies --write-reliability`. " + _when_and_where(seconds),
             "Each lie is planted in the ranks of a real trial, which then computes, sends or reports something else "
             f"than it says. **{caught} of {len(ran)} ended with the status and the reason that they must.**"
+            + (
+                f" Told by a trial that relies on the proof of an honest one, {sum(o.passed for o in relying)} of "
+                f"{len(relying)} ended with the status that they must."
+                if relying
+                else ""
+            )
             + (f" {len(left_out)} were skipped: {left_out[0].message}." if left_out else ""),
             "\n".join(lines) + "\n",
         ]

@@ -1,7 +1,7 @@
 """What the run writes of itself in docs/RELIABILITY.md."""
 
 from expected import MATRIX
-from reliability import CLUSTER, LIES, MATRIX_TEST, SECTIONS, Outcome, page, renewed
+from reliability import CLUSTER, LIES, MATRIX_TEST, RELYING_TEST, SECTIONS, Outcome, page, renewed
 
 
 def outcome(passed=True, tried=1, section="Fault matrix", name=MATRIX_TEST, **properties):
@@ -50,9 +50,11 @@ def test_a_run_of_the_lies_alone_leaves_the_rest_of_the_page_as_it_is_and_the_ot
     told = {"group": "Attention", "what": "zeros", "ranks": "1", "trial": "method=ring seq_len=9", "dtype": "bfloat16"}
     lie = outcome(section=LIES, name="test_lie", status="incorrect", reason="a | b", **told)
     faults = {"test[slow-0-init]": outcome(status="ok")}
-    both = renewed(page(faults, 60), {"lie": lie}, 60)
+    relying = outcome(section=LIES, name=RELYING_TEST)
+    both = renewed(page(faults, 60), {"lie": lie, "relying": relying}, 60)
     assert both.startswith(page(faults, 60).split("UTC")[0][:40])
-    assert "1 of 1 ended with the status" in both
+    assert "1 of 1 ended with the status and the reason" in both
+    assert "relies on the proof of an honest one, 1 of 1 ended with the status" in both
     assert line(both, "| Attention |") == (
         r"| Attention | zeros, on rank 1 | method=ring | bfloat16 | incorrect | a \| b |"
     )

@@ -4,7 +4,7 @@ A lie is planted as a fault is struck: SP_BENCH_FAULT=lies.<lie>:<rank|all>:<pha
 replaces functions of the rank's process. What proves a trial must then end it with the right status.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -477,6 +477,32 @@ def _tiles_not_added() -> None:
     tiled_mlp._added = lambda sums, gradients: [each.float() for each in gradients]
 
 
+def _tiles_added_in_half_precision() -> None:
+    """Of an MLP in tiles, the gradients of its matrices are summed over the tiles in the trial's dtype."""
+    from sp_bench.training import tiled_mlp
+
+    def added(sums: Any, gradients: Any) -> Any:
+        return [of.add_(each) for of, each in zip(sums, gradients, strict=True)] if sums else list(gradients)
+
+    tiled_mlp._added = added
+
+
+def _loss_tiles_added_in_half_precision() -> None:
+    """The head's gradient is summed over the tiles of the loss in the trial's dtype."""
+    from torch import zeros_like
+
+    from sp_bench.training import cross_entropy
+
+    honest = cross_entropy._by_autograd
+
+    def by_autograd(tile: Any, weight: Any, labels: Any, divisor: int, tile_grad: Any, weight_grad: Any) -> Any:
+        each = honest(tile, weight, labels, divisor, tile_grad, of_tile := zeros_like(weight_grad))
+        weight_grad.copy_(weight_grad.to(weight.dtype).add_(of_tile.to(weight.dtype)))
+        return each
+
+    cross_entropy._by_autograd = by_autograd
+
+
 def _last_tile_left_out() -> None:
     """Of an MLP in tiles, the last tile is not computed."""
     import torch
@@ -863,6 +889,8 @@ LIES: Mapping[str, Callable[[], None]] = {
     "kept_output_of_another_layer": _kept_output_of_another_layer,
     "result_kept_while_inputs_stay": _result_kept_while_inputs_stay,
     "tiles_not_added": _tiles_not_added,
+    "tiles_added_in_half_precision": _tiles_added_in_half_precision,
+    "loss_tiles_added_in_half_precision": _loss_tiles_added_in_half_precision,
     "last_tile_left_out": _last_tile_left_out,
     "checkpoints_stay": _checkpoints_stay,
     "checkpoints_lost": _checkpoints_lost,
@@ -1273,24 +1301,23 @@ def _result_filled_later() -> None:
     SequenceParallelAttention.__call__ = call
 
 
-def _of_timed_attention(place: int, steps: int = 2) -> Callable[[], None]:
-    """In the two timed steps, or the first of them, the kernel's output (place 0), dq, dk or dv is half of what it must
-    be. In the latter case the first one is drawn."""
+def _of_timed_attention(place: int, wrong: Sequence[int] = (1, 2)) -> Callable[[], None]:
+    """In the two timed steps, or others of those that follow, the kernel's output (place 0), dq, dk or dv is half of
+    what it must be. The first timed step is drawn, if none is drawn yet."""
 
     def plant() -> None:
         import secrets
 
         from sp_bench.kernels import math
 
-        if steps == 1:
-            secrets.randbelow = lambda number: 0
+        secrets.randbelow = lambda number: 0
         name = "backward" if place else "forward"
         honest, calls = getattr(math, name), [0]
 
         def halved(*args: Any, **options: Any) -> Any:
             calls[0] += 1
             results = list(honest(*args, **options))
-            if calls[0] <= steps:
+            if calls[0] in wrong:
                 results[max(place - 1, 0)] /= 2
             return tuple(results)
 
@@ -1332,7 +1359,7 @@ LIES = {
     **{f"last_row_of_{TENSORS[place]}_3_percent_off": _off_by_3_percent(place, last_row=True) for place in (0, 1)},
     "result_computed_later": _result_computed_later,
     "result_filled_later": _result_filled_later,
-    "first_timed_output_halved": _of_timed_attention(0, steps=1),
+    "first_timed_output_halved": _of_timed_attention(0, wrong=[2]),
     "timed_output_halved": _of_timed_attention(0),
     "timed_dq_halved": _of_timed_attention(1),
     "timed_dv_halved": _of_timed_attention(3),

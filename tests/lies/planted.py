@@ -296,6 +296,28 @@ LIES = [
         Lie(
             name,
             "Options of a training step",
+            f"{what} in bf16, where fp32 is said",
+            (*TRAIN_STEP, *options),
+            "gradients of matrices are to be summed in float32, and in one step a rank added two of them",
+            dtypes=("bfloat16",),
+        )
+        for name, what, options in (
+            (
+                "tiles_added_in_half_precision",
+                "gradients of an MLP in tiles are summed over the tiles",
+                ("workload.activation_checkpointing=full", "workload.mlp_tile_tokens=20"),
+            ),
+            (
+                "loss_tiles_added_in_half_precision",
+                "the head's gradient is summed over the tiles of the loss",
+                ("workload.loss_tile_tokens=20",),
+            ),
+        )
+    ),
+    *(
+        Lie(
+            name,
+            "Options of a training step",
             what,
             (*TRAIN_STEP, *options),
             reason,
@@ -780,7 +802,7 @@ LIES += [
         "the output is halved in one timed step, which is the one that is drawn",
         ATTENTION,
         "timed step 1, which was drawn, at seq_len=96: relative error of output",
-        phase="measure",
+        phase="warmup",
         quick=True,
     ),
     Lie(

@@ -82,6 +82,26 @@ def test_attention_outside_the_kernel_is_seen() -> None:
     assert book.work.other_ops == {"aten::_scaled_dot_product_flash_attention_for_cpu": 1}
 
 
+def test_sums_of_two_matrices_in_half_precision_are_counted() -> None:
+    half, wide = torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(2, 3)
+    with Ledger() as book:
+        wide += half
+        half[None] + half[None]
+        half + 1
+        assert book.work.half_sums == 0
+        half += half
+        half.clone().add_(half) + half
+    assert book.work.half_sums == 3
+
+
+def test_a_tied_matrix_gets_two_gradients_in_each_micro_batch(make_config: Callable[..., TrialConfig]) -> None:
+    def most(**options: Any) -> int | None:
+        config = make_config(workload="train_step", batch_size=2, workload__micro_batches=2, **options)
+        return expected_work(config, config.seq_len, None, products=True).half_sums
+
+    assert (most(), most(model__tie_embeddings=True), most(engine="deepspeed")) == (0, 2, None)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_what_the_optimizer_updates_is_counted(optimizer: type[torch.optim.Optimizer]) -> None:
     model = nn.Linear(3, 5)
@@ -140,7 +160,7 @@ RIGHT = Work(
     updated_elements=11,
     updated_by={"AdamW on cpu"},
 )
-EXPECTED = ExpectedWork({"bfloat16": 120}, 100, KernelCalls(2, 3), 22, ("aten::silu",), "AdamW on cpu")
+EXPECTED = ExpectedWork({"bfloat16": 120}, 100, KernelCalls(2, 3), 22, ("aten::silu",), "AdamW on cpu", 0)
 
 
 def test_what_was_counted_is_the_sum_over_the_ranks() -> None:
@@ -165,6 +185,7 @@ def test_what_was_counted_is_the_sum_over_the_ranks() -> None:
         ({"other_ops": Counter(fmha=2)}, r"rank 1 computed attention outside the kernel: 2 x fmha$"),
         ({"updated_elements": 0}, r"updated 11 elements on all ranks, predicted 22$"),
         ({"updated_by": {"AdamW on cuda"}}, r"^AdamW on cpu was to update the parameters, and AdamW on cuda did$"),
+        ({"half_sums": 3}, r"a rank added two of them 3 times in half precision; expected 0$"),
         (
             {"eager_ops": Counter({"aten::silu": 2, "aten::rsqrt": 5})},
             r"^workload.model_code replaces aten::silu, and in one step a rank ran 2 x aten::silu$",
