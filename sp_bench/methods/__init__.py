@@ -169,7 +169,7 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     cuts = getattr(module, "CUTS_DOCUMENTS", False)
     if method.layout == "document_zigzag":
         if shape.documents and shape.window is not None:
-            return "method.layout=document_zigzag cuts each document, and a window is even without; use contiguous"
+            return "method.layout=document_zigzag: under a window contiguous shards have equal work; use contiguous"
         if cuts and shape.documents:
             return None
         way_out: Prose = "method.layout=zigzag" if cuts else f"method={', '.join(cutting)}"

@@ -8,6 +8,7 @@ show which tokens they would get, and say nothing about the kernels.
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -16,17 +17,27 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
+from test_engines import HF, WITH_TRL, as_a_rank
+from test_packed_hugging_face import flash_attn_here
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from trials import TINY, job, trial
 
+from sp_bench.attention.autograd import differentiable
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.attention.masked import Masked
+from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, ModelConfig
 from sp_bench.config.windows import Window
+from sp_bench.engines import hugging_face
+from sp_bench.engines.hugging_face import model_config
 from sp_bench.hardware import package_versions
 from sp_bench.kernels import math
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods._ring_flash_attn import load
+from sp_bench.oracle import training_step
 
 S, WINDOW = 32, 5
-TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
 IGNORED, SAME = 0.02, 1e-4  # relative errors of logits: of another mask, and of rounding
 
@@ -44,7 +55,7 @@ def model_of(kind: str, window: int, implementation: str) -> Any:
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1} if kind == "GptOss" else {}
     made = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")
     layers = {} if kind == "Mistral" else {"layer_types": ["sliding_attention", "full_attention"]}
-    config = made(**TINY, **experts, **layers, sliding_window=window)
+    config = made(**SMALL, **experts, **layers, sliding_window=window)
     return getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation=implementation)
 
 
@@ -85,6 +96,62 @@ def check_deepspeed_ignores(rank: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Gemma3", "Mistral"])
 def test_deepspeeds_ulysses_ignores_the_window_on_sdpa_and_says_nothing(kind: str) -> None:
     run(2, check_deepspeed_ignores, kind)
+
+
+def with_windows(model: ModelConfig, seq_len: int) -> Any:
+    """transformers' config of the model, whose layers all have windows."""
+    config = model_config(model, seq_len)
+    config.layer_types, config.sliding_window = ["sliding_attention"] * model.num_layers, 12
+    return config
+
+
+@contextmanager
+def math_with_windows() -> Iterator[None]:
+    """transformers' flash attention calls our math kernel with the window that flash-attn would get."""
+    from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
+
+    def whole(
+        q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, window_size: tuple[int, int] = (-1, -1)
+    ) -> Tensor:
+        mask = {} if window_size == (-1, -1) else {"window": Window(window_size[0], 0)}
+        return differentiable(Masked(math, mask), causal=causal, scale=softmax_scale)(q, k, v)
+
+    def functions(*_: Any, **__: Any) -> tuple[Any, Any]:
+        arguments = utils._lazy_define_process_function(whole)
+        paged = hasattr(utils, "_process_with_kvcache_kwargs_fn")
+        return (whole, None, None, None, None), (arguments, None) if paged else arguments
+
+    with mock.patch.object(utils, "lazy_import_flash_attention", functions):
+        yield
+
+
+def check_trainers(rank: int, engine: str) -> None:
+    """The gate of training steps tells: Qwen3 with a window of 12 of 48 tokens in each layer, against our reference
+    with that window. On sdpa it is, under Ulysses, our model without windows."""
+    as_a_rank(rank, 2)
+    windows = replace(TINY, layers="window", window=12)
+
+    def prove(method: str, sp_size: int, model: ModelConfig = windows, kernel: str = "math") -> None:
+        shards = {"dp_shard_size": 2 // sp_size, "engine": EngineConfig(engine), "kernel": KernelConfig(kernel)}
+        config = trial(MethodConfig(method), sp_size, model=model, **shards)
+        mine = job(config)
+        training_step.prove(config, mine.mesh, mine.device)
+
+    with mock.patch.object(hugging_face, "model_config", with_windows):
+        prove("single", 1)
+        with pytest.raises(Incorrect, match="of step 1 differs from one process"):
+            prove(HF, 2)
+        prove(HF, 2, TINY)
+        with flash_attn_here(), mock.patch.object(hugging_face, "_math_as_flash_attn", math_with_windows):
+            prove(HF, 2, kernel="flash_attn")
+            with pytest.raises(Incorrect, match="of step 1 differs from one process"):
+                prove(HF, 2, TINY, kernel="flash_attn")
+
+
+@needs("transformers", "accelerate", "deepspeed")
+@pytest.mark.parametrize("engine", ["hf_deepspeed", "hf_trainer", WITH_TRL])
+def test_trainers_under_ulysses_ignore_windows_on_sdpa_and_pass_them_to_flash_attention(engine: str) -> None:
+    run(2, check_trainers, engine)
 
 
 @needs("transformers", "accelerate", "deepspeed")

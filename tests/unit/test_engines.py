@@ -339,9 +339,10 @@ def test_accelerates_fsdp2_takes_packs_on_one_rank_and_masked_labels_on_several(
 def test_the_kernels_of_torchs_sdpa_are_not_proven_on_packs(make):
     for kernel in ("cudnn", "sdpa_flash"):
         config = make("hf_deepspeed", kernel=kernel, **PACKED)
-        assert plan.unsupported_reason(config, 4) == (
-            f"kernel {kernel} takes no packed documents; use kernel=math, flash_attn, flash_attn_3, flash_attn_4"
-        )
+        able = "math, cpu_flash, flash_attn, flash_attn_3, flash_attn_4"
+        assert plan.unsupported_reason(config, 4) == f"kernel {kernel} takes no packed documents; use kernel={able}"
+    reason = requirements.unsupported_reason(make("hf_deepspeed", kernel="cpu_flash", dtype="float32", **PACKED))
+    assert "is proven with kernel=math and flash_attn, not cpu_flash" in str(reason)
 
 
 @pytest.mark.usefixtures("libraries")
