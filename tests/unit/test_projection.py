@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -129,12 +128,12 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
-    assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 86,
-        "hf_trainer": 2,
-        "trl_sft": 15,
-        "hf_fsdp2": 14,
-        "megatron": 15,
+    assert {config.engine.name for _, config in steps} == {
+        "hf_deepspeed",
+        "hf_trainer",
+        "trl_sft",
+        "hf_fsdp2",
+        "megatron",
     }
     for of_row, config in steps:
         assert memory.unmodelled_reason(config) is None
