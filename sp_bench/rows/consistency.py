@@ -19,7 +19,7 @@ from sp_bench import hardware
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import AUTO, COMPARED, AttentionShape
-from sp_bench.costs.attention import attention_forward_flops, flash_backward
+from sp_bench.costs.attention import attention_forward_flops, backward_per_forward
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.costs.training import stage_times
 from sp_bench.rows import store
@@ -334,7 +334,7 @@ def _times(row: _Row) -> Iterator[str]:
 def _latent_attention_flops(row: _Row) -> float:
     """FLOPs of attention in a step over latents. `hardware_flops` has their up-projections, too."""
     shape = AttentionShape(**{name: row[name] for name in _SHAPE})
-    passes = 1 + (row["pass_kind"] != "forward") * flash_backward(shape.head_dim, shape.value_dim)
+    passes = 1 + (row["pass_kind"] != "forward") * backward_per_forward(shape)
     return float(attention_forward_flops(shape) * passes)
 
 
