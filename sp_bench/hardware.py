@@ -49,7 +49,7 @@ PACKAGES = (
     "flash-attn",
     "flash-attn-3",
     "flash-attn-4",
-    "flash-linear-attention",
+    "fla-core",  # kernels of flash-linear-attention
     "ring-flash-attn",
     "yunchang",
     "deepspeed",

@@ -345,12 +345,8 @@ class ModelConfig:
     num_layers: Annotated[int, Declared("decoder layers; null for attention", of=TRAINING)]
     hidden_size: Annotated[int, Declared("width of the residual stream", column=None)]
     intermediate_size: Annotated[int, Declared("width of the MLP", column=None)]
-    num_heads: Annotated[
-        int, Declared("query heads; of gated_delta those of values and states", unit="heads", of=ATTENTION)
-    ]
-    num_kv_heads: Annotated[
-        int, Declared("key/value heads; of gated_delta those of queries and keys", unit="heads", of=ATTENTION)
-    ]
+    num_heads: Annotated[int, Declared("query heads", unit="heads", of=ATTENTION)]
+    num_kv_heads: Annotated[int, Declared("key/value heads", unit="heads", of=ATTENTION)]
     head_dim: Annotated[int, Declared("size of one head; with v_head_dim of queries and keys", of=ATTENTION)]
     vocab_size: Annotated[int, Declared("tokens that the model knows", column=None)]
     rope_theta: Annotated[float, Declared("base of the rotary embedding", column=None)]
@@ -400,7 +396,8 @@ class ModelConfig:
     attention: Annotated[
         Literal["gated_delta"] | None,
         Declared(
-            "attention: gated_delta, a state of each value head that each token decays and updates; null: softmax",
+            "attention: gated_delta, states that each token decays and updates, of num_heads heads of values, and "
+            "num_kv_heads of queries and keys; null: softmax over keys",
             column="attention_kind",
             of=("attention",),
             words={"gated_delta": "gated delta rule"},

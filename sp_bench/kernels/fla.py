@@ -1,4 +1,4 @@
-"""The gated delta rule by flash-linear-attention's Triton kernels."""
+"""The gated delta rule by flash-linear-attention's Triton kernels, which the package fla-core has."""
 
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
         return f"kernel fla is proven in bfloat16 and float16, not dtype={shape.dtype}; use these, or kernel=chunked"
     if shape.head_dim > MAX_HEAD_DIM:
         return f"kernel fla takes a head_dim up to {MAX_HEAD_DIM}, not {shape.head_dim}; use kernel=chunked"
-    if missing := missing_packages("flash-linear-attention"):
-        return f"kernel fla needs {' and '.join(missing)}: pip install 'sp-bench[flash-linear-attention]'"
+    if missing := missing_packages("fla-core"):
+        return f"kernel fla needs {missing[0]}: pip install 'sp-bench[flash-linear-attention]'"
     return None
 
 
