@@ -49,6 +49,7 @@ PACKAGES = (
     "flash-attn",
     "flash-attn-3",
     "flash-attn-4",
+    "fla-core",  # kernels of flash-linear-attention
     "ring-flash-attn",
     "yunchang",
     "deepspeed",

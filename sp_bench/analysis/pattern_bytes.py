@@ -37,8 +37,8 @@ def degrees(cell: Cell) -> Degrees | None:
 
 
 def kind(cell: Cell) -> patterns.Kind | None:
-    """Our method with the same pattern; None if unknown, or if latents travel."""
-    split = None if cell.asked["sends"] else degrees(cell)
+    """Our method with the same pattern; None if unknown, if latents travel, or without softmax."""
+    split = None if cell.asked["sends"] or cell.asked["attention_kind"] else degrees(cell)
     return split and patterns.kind(str(cell.asked["method"]), cell.asked["variant"], split)
 
 

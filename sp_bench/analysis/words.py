@@ -54,7 +54,7 @@ _OF_SHAPE = (
     *("workload.name", "workload.pass_kind", "model.name", "model.num_layers", "model.num_heads", "model.num_kv_heads"),
     *("model.head_dim", "workload.causal", "dtype", "batch_size"),
 )
-OF_VALUES = ("model.v_head_dim", "model.kv_lora_rank")  # beside the heads, where a model has them
+OF_VALUES = ("model.attention", "model.v_head_dim", "model.kv_lora_rank")  # beside the heads, where a model has them
 _OF_TRAINING = (MICRO_BATCHES, _ENGINE, _RECOMPUTED, *OF_STEP)
 _DATA_PARALLEL = ("dp_replicate_size", "dp_shard_size")
 _OF_DEVICES = ("hardware.device_memory_gib", "hardware.ranks_per_gpu", "engine.optimizer_offload")
@@ -376,7 +376,7 @@ def plain_method(cell: "Cell") -> str:
 
 def _variant(cell: "Cell") -> str:
     """The variant of a library's method: which of its communication patterns."""
-    variant = cell.asked["variant"] if cell.is_library else None
+    variant = cell.asked["variant"]
     return _in_words("method.variant", variant) if variant else ""
 
 
@@ -387,7 +387,9 @@ def _method_parts(cell: "Cell", but: Sequence[str] = ()) -> list[str]:
     name = _in_words("method.name", asked["method"])
     if not (asked["method"] in WITH_ARTICLE or layout not in (None, "contiguous")):
         layout = ""
-    parts = [name, _variant(cell), layout] if cell.is_library else [f"{layout} {name}" if layout else name]
+    parts = (
+        [name, _variant(cell), layout] if cell.is_library else [f"{layout} {name}" if layout else name, _variant(cell)]
+    )
     for path in _OF_METHOD:
         value = cell.options.get(path)
         if value is not None and value != BY_PATH[path].none_means:

@@ -94,6 +94,7 @@ class MethodConfig:
                 "double_ring": "double ring",
                 "all_gather": "all-gather",
                 "usp": "USP",
+                "state_passing": "state passing",
                 "deepspeed_ulysses": "DeepSpeed's Ulysses",
                 "deepspeed_ulysses_hf": "DeepSpeed's UlyssesSPAttentionHF",
                 "ring_flash_attn": "ring-flash-attn",
@@ -115,7 +116,7 @@ class MethodConfig:
     variant: Annotated[
         str | None,
         Declared(
-            "of an adapter's library: which of its own patterns; the adapter names them",
+            "of an adapter's library: which of its own patterns; the adapter names them. state_passing: gather | chain",
             of=ATTENTION,
             words={
                 "allgather": "all-gather",
@@ -126,6 +127,8 @@ class MethodConfig:
                 "ulysses": "Ulysses",
                 "all_gather": "all-gather",
                 "a2a+p2p": "USP",
+                "gather": "by gather",
+                "chain": "from rank to rank",
             },
         ),
     ] = None
@@ -326,6 +329,8 @@ class KernelConfig:
                 "sdpa_flash": "aten's flash",
                 "cpu_flash": "aten's CPU flash",
                 "math": "plain math",
+                "fla": "flash-linear-attention",
+                "chunked": "plain chunks",
             },
         ),
     ]
@@ -354,6 +359,7 @@ class ModelConfig:
                 "gpt_oss_20b_dense": "gpt-oss-20b with a dense MLP",
                 "deepseek_v2_lite": "DeepSeek-V2-Lite",
                 "deepseek_v3": "DeepSeek-V3",
+                "qwen3_next_linear": "Qwen3-Next's linear layers",
                 "tiny": "a tiny model",
             },
         ),
@@ -407,6 +413,16 @@ class ModelConfig:
             "kv_lora_rank: elements beside a token's latent that end the key of every head; they carry its place",
             of=("attention",),
             words="and {}",
+        ),
+    ] = None
+    attention: Annotated[
+        Literal["gated_delta"] | None,
+        Declared(
+            "attention: gated_delta, states that each token decays and updates, of num_heads heads of values, and "
+            "num_kv_heads of queries and keys; null: softmax over keys",
+            column="attention_kind",
+            of=("attention",),
+            words={"gated_delta": "gated delta rule"},
         ),
     ] = None
     layers: Annotated[
@@ -1138,6 +1154,7 @@ class AttentionShape:
     v_head_dim: int | None = None  # size of a value head; None: head_dim
     kv_lora_rank: int | None = None  # of a latent: what is projected up; None: the step begins with keys and values
     qk_rope_head_dim: int | None = None  # of a latent: what is a part of each key
+    gated_delta: bool = False  # a state in the place of softmax over keys
 
     @property
     def value_dim(self) -> int:
@@ -1151,8 +1168,11 @@ class AttentionShape:
 
     def sizes(self, num_tokens: int) -> tuple[tuple[int, ...], ...]:
         """The sizes of a step's inputs over so many tokens: q, k, v and the output's gradient, [B,n,H,.] each; with
-        latents q, latent [B,n,1,C+R], up-projections [C,H,D-R+E] and gradient. Letters as in attention/latent.py."""
+        latents q, latent [B,n,1,C+R], up-projections [C,H,D-R+E] and gradient. Letters as in attention/latent.py.
+        gated_delta: q, k [B,n,Hkv,D], v [B,n,H,E], the logarithm of the decay and beta [B,n,H], and gradient."""
         q, k, v, dout = ((self.batch_size, num_tokens, *heads) for heads in self.heads)
+        if self.gated_delta:
+            return k, k, dout, dout[:-1], dout[:-1], dout
         if self.kv_lora_rank is None or self.qk_rope_head_dim is None:
             return q, k, v, dout
         latent = (self.batch_size, num_tokens, 1, self.kv_lora_rank + self.qk_rope_head_dim)
@@ -1246,6 +1266,8 @@ class TrialConfig:
         if self.workload.packing != "none":
             self._check_pack()
         self._check_latent()
+        if self.model.attention == "gated_delta" and self.workload.name != "collective":
+            self._check_gated_delta()
         checkpointing = self.workload.activation_checkpointing
         if self.method.layout == "zigzag_by_kind" and checkpointing == "selective_output":
             raise ConfigError(
@@ -1281,6 +1303,25 @@ class TrialConfig:
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
         self._check_world()
+
+    def _check_gated_delta(self) -> None:
+        said: Prose = f"model.attention=gated_delta (model={self.model.name})"
+        if self.trains:
+            raise ConfigError(f"{said}: no decoder here has such layers; use workload=attention")
+        workload, model = self.workload, self.model
+        unusual = {
+            "workload.causal": (workload.causal, True),
+            "workload.packing": (workload.packing, "none"),
+            "workload.window": (workload.window, None),
+            "workload.sinks": (workload.sinks, False),
+            "workload.launch": (workload.launch or "eager", "eager"),
+            "method.layout": (self.method.layout, "contiguous"),
+            "method.exchange": (self.method.exchange or "collectives", "collectives"),
+            "model.kv_lora_rank": (model.kv_lora_rank, None),
+        }
+        for option, (value, proven) in unusual.items():
+            if value != proven:
+                raise ConfigError(f"{option}={value}: {said} is proven with {option}={proven} alone; use that")
 
     def _check_latent(self) -> None:
         model, workload = self.model, self.workload
@@ -1486,11 +1527,12 @@ class TrialConfig:
     def real_place(self) -> int | None:
         """The rank that is there; None: all are. Where the work is even, rank 0 has the most: a whole shard of
         parameters that do not divide evenly. Under a window the first ranks see less, and the last one sends nothing
-        on: the middle one does both."""
+        on: the middle one does both. Of states the last one has the most to put together."""
         if self.world == "ranks":
             return None
-        middle = self.world_size // 2 if "window" in self.kinds else 0
-        return middle if self.real_rank is None else self.real_rank
+        busiest = self.world_size // 2 if "window" in self.kinds else 0
+        busiest = self.world_size - 1 if self.model.attention == "gated_delta" else busiest
+        return busiest if self.real_rank is None else self.real_rank
 
     @property
     def num_processes(self) -> int:
@@ -1538,6 +1580,7 @@ class TrialConfig:
             v_head_dim=m.v_head_dim,
             kv_lora_rank=m.kv_lora_rank,
             qk_rope_head_dim=m.qk_rope_head_dim,
+            gated_delta=m.attention == "gated_delta",
         )
 
     def to_mapping(self) -> dict[str, Any]:

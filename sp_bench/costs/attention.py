@@ -20,6 +20,7 @@ from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape, MethodConfig
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
 ClosedForm = Callable[[MethodConfig, AttentionShape, int], Traffic]
 FLASH_BACKWARD = Fraction(5, 2)  # FLOPs of a flash backward per forward where D = Dv: see `flash_backward`
+DELTA_BACKWARD = 2  # FLOPs of a backward of the gated delta rule per forward: each product has two gradients
 POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
 
@@ -32,7 +33,20 @@ def score_pairs(shape: AttentionShape) -> int:
 
 def attention_forward_flops(shape: AttentionShape) -> int:
     """FLOPs of one attention forward over all ranks: of each pair and head 2 * D for scores, 2 * Dv for the output."""
+    if shape.gated_delta:
+        return delta_flops(shape.batch_size * shape.seq_len, shape.num_heads, shape.head_dim, shape.value_dim)
     return 2 * score_pairs(shape) * shape.num_heads * (shape.head_dim + shape.value_dim)
+
+
+def delta_flops(tokens: int, heads: int, head_dim: int, value_dim: int) -> int:
+    """FLOPs of one forward of the gated delta rule, by its recurrence: of each token and value head what the state has
+    of the key, the update, and the output, 2 * D * Dv each. A kernel in chunks computes more."""
+    return 6 * tokens * heads * head_dim * value_dim
+
+
+def backward_per_forward(shape: AttentionShape) -> Fraction:
+    """FLOPs of attention's backward per forward."""
+    return Fraction(DELTA_BACKWARD) if shape.gated_delta else flash_backward(shape.head_dim, shape.value_dim)
 
 
 def flash_backward(head_dim: int, value_dim: int) -> Fraction:
@@ -69,6 +83,13 @@ def travelling(method: MethodConfig, shape: AttentionShape) -> AttentionShape:
     if method.sends != "latent":
         return shape
     return replace(shape, num_kv_heads=1, head_dim=shape.sizes(1)[1][-1], v_head_dim=0)
+
+
+def computed(method: MethodConfig, shape: AttentionShape) -> AttentionShape:
+    """The shape that a method's kernels compute. Those that pass states have D values more: the transition's."""
+    if method.name != "state_passing":
+        return shape
+    return replace(shape, v_head_dim=shape.value_dim + shape.head_dim)
 
 
 def latent_reason(method: MethodConfig) -> Prose | None:
@@ -269,6 +290,32 @@ def all_gather_traffic(
     )
 
 
+def delta_heads_traffic(shape: AttentionShape, sp_size: int) -> Traffic:
+    """Bytes of the head exchange of the gated delta rule: q, k, v, beta, the logarithm of the decay in fp32 (fp64), and
+    the output; in the backward their gradients."""
+    of_token = 2 * shape.num_kv_heads * shape.head_dim + shape.num_heads * (2 * shape.value_dim + 1)
+    of_token = of_token * shape.element_bytes + shape.num_heads * _wide_bytes(shape)
+    one_way = Fraction(shape.batch_size * shape.seq_len, sp_size) * of_token * Fraction(sp_size - 1, sp_size)
+    return add_traffic({("forward", "all_to_all"): one_way, ("backward", "all_to_all"): one_way})
+
+
+def state_traffic(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> Traffic:
+    """Bytes of states in fp32 (fp64), whatever the length is. By gather: of each rank the state that its tokens make of
+    none, and the transition; in the backward their gradients by reduce-scatter. As a chain: the state, to the next
+    rank; in the backward its gradient, to the one before."""
+    of_values = shape.batch_size * shape.num_heads * shape.head_dim * _wide_bytes(shape)
+    if method.variant == "chain":
+        state = Fraction(of_values * shape.value_dim)
+        forward, backward = state * (rank < sp_size - 1), state * (rank > 0)
+        return add_traffic({("forward", "send"): forward, ("backward", "send"): backward})
+    both = Fraction((sp_size - 1) * of_values * (shape.value_dim + shape.head_dim))
+    return add_traffic({("forward", "all_gather"): both, ("backward", "reduce_scatter"): both})
+
+
+def _wide_bytes(shape: AttentionShape) -> int:
+    return 8 if shape.dtype == "float64" else 4
+
+
 def usp_traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
     """Bytes of USP (arXiv 2405.07719): a head exchange among U ranks, and a ring of P/U such groups."""
     degree = method.ulysses_degree
@@ -286,10 +333,12 @@ def _usp_rank(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: i
     return add_traffic(ulysses_traffic(shape, degree, sp_size), ring)
 
 
-# Under a window the ranks of a ring send different numbers of bytes: (method, shape, sp_size, rank) -> those of `rank`.
+# Under a window the ranks of a ring send different numbers of bytes, and in a chain of states the first and the last:
+# (method, shape, sp_size, rank) -> those of `rank`.
 OF_RANKS: Mapping[str, Callable[[MethodConfig, AttentionShape, int, int], Traffic]] = {
     "ring": _ring_rank,
     "usp": _usp_rank,
+    "state_passing": state_traffic,
 }
 
 
@@ -308,7 +357,9 @@ def _busiest_under_window(name: str, otherwise: ClosedForm) -> ClosedForm:
 # The closed form of each method of ours. It stands here and not in the method's file, whose bytes it checks.
 OF_METHODS: Mapping[str, ClosedForm] = {
     "single": lambda method, shape, sp_size: {},
-    "ulysses": lambda method, shape, sp_size: ulysses_traffic(shape, sp_size, sp_size),
+    "ulysses": lambda method, shape, sp_size: (
+        delta_heads_traffic(shape, sp_size) if shape.gated_delta else ulysses_traffic(shape, sp_size, sp_size)
+    ),
     "upipe": lambda method, shape, sp_size: upipe_traffic(shape, sp_size),
     "ring": _busiest_under_window(
         "ring", lambda method, shape, sp_size: ring_traffic(travelling(method, shape), sp_size, 1, method.dkv_dtype)
@@ -318,4 +369,5 @@ OF_METHODS: Mapping[str, ClosedForm] = {
         travelling(method, shape), sp_size, method.dkv_dtype, method.layout
     ),
     "usp": _busiest_under_window("usp", usp_traffic),
+    "state_passing": lambda method, shape, sp_size: state_traffic(method, shape, sp_size, min(1, sp_size - 1)),
 }

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import attention_forward_flops, flash_backward, replicated_kv_heads
+from sp_bench.costs.attention import attention_forward_flops, backward_per_forward, replicated_kv_heads
 
 # What torch runs of an MLP and of a norm that no other code has replaced. Products and messages are the same.
 SWIGLU_OP, NORM_OP, LOSS_OP = "aten::silu", "aten::rsqrt", "aten::_log_softmax"
@@ -153,5 +153,5 @@ def attention_work(
     flops = attention_forward_flops(shape)
     if not backward:
         return ExpectedWork(matmul_flops, flops, calls._replace(backward=0))
-    of_backward = flops * flash_backward(shape.head_dim, shape.value_dim)
+    of_backward = flops * backward_per_forward(shape)
     return ExpectedWork(matmul_flops, flops + int(of_backward), calls)

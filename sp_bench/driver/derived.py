@@ -13,7 +13,8 @@ from sp_bench.attention.layouts import causal_pairs_of_ranks
 from sp_bench.config.trial import AUTO, TRAINING, MethodConfig, TrialConfig
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import Traffic, attention_forward_flops, flash_backward
+from sp_bench.costs.attention import Traffic, attention_forward_flops, backward_per_forward
+from sp_bench.costs.attention import computed as of_kernels
 from sp_bench.costs.flags import (
     flags_of_devices,
     flags_of_full_depth,
@@ -120,10 +121,11 @@ def flops(config: TrialConfig, padded_len: int) -> Columns:
     else:
         computed = config.attention_shape(config.seq_len)  # with what is padded
         asked_for = replace(computed, seq_len=config.seq_len, documents=config.documents(config.seq_len))
-        model, hardware_ = attention_forward_flops(asked_for), attention_forward_flops(computed)
+        of_kernel = of_kernels(config.method, computed)
+        model, hardware_ = attention_forward_flops(asked_for), attention_forward_flops(of_kernel)
         backward = config.workload.pass_kind == "forward_backward"
         if backward:
-            model, hardware_ = 3 * model, hardware_ * (1 + flash_backward(computed.head_dim, computed.value_dim))
+            model, hardware_ = 3 * model, hardware_ * (1 + backward_per_forward(of_kernel))
         model += projection_flops(MethodConfig("single"), asked_for, 1, [0], backward=backward)
         hardware_ += _projections(config)
     return {"model_flops": float(model), "hardware_flops": float(hardware_)}

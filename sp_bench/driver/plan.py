@@ -67,9 +67,11 @@ def unsupported_reason(
         # first: a library need not be here to lack it
         if reason := methods.packing_reason(config.method, shape) or methods.window_reason(config.method, shape):
             return reason
-        if reason := methods.values_reason(config.method, shape):
+        if reason := methods.values_reason(config.method, shape) or methods.delta_reason(config.method, shape):
             return reason
         if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
+            return reason
+        if reason := kernels.delta_reason(config.kernel.name, shape):
             return reason
         if reason := kernels.window_reason(config.kernel.name, shape):
             return reason
@@ -224,6 +226,10 @@ def _uneven_reason(config: TrialConfig) -> str | None:
     """Why ranks compute different amounts, so that one rank cannot stand for all; None if they compute the same."""
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     shape = config.attention_shape(config.seq_len)
+    if shape.gated_delta:
+        if config.method.variant != "chain":
+            return None
+        return "world=one_rank with method.variant=chain: each rank waits for all before it; use method.variant=gather"
     if layout.ring_degree == 1 or not shape.causal:
         return None
     options = f"world=one_rank with method.layout={layout.kind}"

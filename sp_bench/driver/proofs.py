@@ -46,7 +46,8 @@ def _options(config: TrialConfig) -> dict[str, Any]:
         return values | {"model.layers": None if kinds == "full" else kinds, "model.sinks": config.model.sinks}
     uneven = config.model.v_head_dim not in (None, config.model.head_dim)
     of_heads = dict(zip(_OF_HEADS, (uneven, config.model.kv_lora_rank is not None), strict=True))
-    return values | {"workload.window": config.workload.window is not None} | of_heads
+    kind = {"model.attention": config.model.attention}
+    return values | {"workload.window": config.workload.window is not None} | of_heads | kind
 
 
 def find(config: TrialConfig, folder: Path) -> str | None:

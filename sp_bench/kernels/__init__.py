@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REFERENCE = "math"  # the others, and every method, are held against it
 NAMES = (REFERENCE, "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_3", "flash_attn_4")
+OF_DELTA = ("chunked", "fla")  # compute the gated delta rule, and no softmax: a `DeltaKernel` each
 LOOKS_LIKE_ATTENTION = r"(?i)flash|fmha|attention|attn|sdpa"  # generous: of CUDA kernels and of torch's operations
 PREPARES_ATTENTION = r"transformer_engine::"  # what it launches itself packs tensors beside a kernel of the others
 
@@ -75,6 +76,35 @@ class Kernel(Attention, Protocol):
 
     def unsupported_reason(self, shape: AttentionShape, device: str) -> Prose | None:
         """Why this kernel cannot run `shape` on `device` (cpu or cuda), or None."""
+        ...
+
+
+class DeltaKernel(Protocol):
+    """A module of this package that computes the gated delta rule, differentiably. Each value head has a state [D,E]:
+
+        state = decay * state;  state += beta * k (v - state^T k)^T;  out = scale * state^T q
+
+    `CUDA_KERNELS` and `unsupported_reason` are as in `Kernel`.
+    """
+
+    CUDA_KERNELS: tuple[str, str] | None
+
+    def unsupported_reason(self, shape: AttentionShape, device: str) -> Prose | None: ...
+
+    def attend(
+        self,
+        q: "Tensor",
+        k: "Tensor",
+        v: "Tensor",
+        g: "Tensor",
+        beta: "Tensor",
+        state: "Tensor | None",
+        *,
+        scale: float,
+    ) -> "tuple[Tensor, Tensor]":
+        """q, k [B,n,Hk,D]; v [B,n,H,E]; g, the logarithm of the decay in fp32 (fp64), and beta [B,n,H]; state
+        [B,H,D,E] in fp32 (fp64) before the first token, None: 0 -> out [B,n,H,E], and the state after the last token.
+        Value head h reads the queries and keys of head h // (H/Hk)."""
         ...
 
 
@@ -132,6 +162,14 @@ def window_reason(name: str, shape: AttentionShape) -> Prose | None:
     return f"kernel {name} takes no windows; use kernel={able}"
 
 
+def delta_reason(name: str, shape: AttentionShape) -> Prose | None:
+    """Why the kernel is not of the model's kind of attention, naming those that are, or None."""
+    if shape.gated_delta == (name in OF_DELTA):
+        return None
+    rule: Prose = "the gated delta rule" if shape.gated_delta else "softmax over keys"
+    return f"kernel {name} does not compute {rule}; use kernel={', '.join(OF_DELTA if shape.gated_delta else NAMES)}"
+
+
 @cache
 def cumulative(documents: tuple[int, ...], device: "torch.device") -> "torch.Tensor":
     """The `cu_seqlens` of flash kernels: where each document begins, and where the last one ends; int32 [n+1]. Cached,
@@ -177,7 +215,7 @@ def launched(cuda_kernels: Launches, asked_for: str) -> dict[str, tuple[Launches
     """Which of our kernels, or of the kernel `asked_for`, launched them: name -> its (forward, backward) CUDA kernels,
     where there are any."""
     found: dict[str, tuple[Launches, Launches]] = {}
-    for name in dict.fromkeys((*NAMES, asked_for)):
+    for name in dict.fromkeys((*NAMES, *OF_DELTA, asked_for)):
         if patterns := get(name).CUDA_KERNELS:
             forward, backward = (_matching(pattern, cuda_kernels) for pattern in patterns)
             if forward or backward:
@@ -203,12 +241,12 @@ def _matching(pattern: str, cuda_kernels: Launches) -> Launches:
 
 def names() -> list[str]:
     """All kernels: ours, then those from outside."""
-    return [*NAMES, *outside.sources("kernel", NAMES)]
+    return [*NAMES, *OF_DELTA, *outside.sources("kernel", (*NAMES, *OF_DELTA))]
 
 
 def source_of(name: str) -> Source | None:
     """Where a kernel from outside comes from; None: it is one of ours, or there is none of that name."""
-    return outside.source_of("kernel", name, NAMES)
+    return outside.source_of("kernel", name, (*NAMES, *OF_DELTA))
 
 
 _EXAMPLES: Mapping[str, Prose] = {
@@ -225,9 +263,9 @@ def get(name: str) -> Kernel:
     Raises:
         ConfigError: no such kernel (the nearest name and all names are given), or one that lacks something.
     """
-    if name in NAMES:
+    if name in (*NAMES, *OF_DELTA):
         return cast(Kernel, importlib.import_module(f"{__name__}.{name}"))
-    source = outside.require_source("kernel", name, NAMES)
+    source = outside.require_source("kernel", name, (*NAMES, *OF_DELTA))
     try:
         module = outside.load(source)
     except CannotImport as error:

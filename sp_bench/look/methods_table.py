@@ -46,7 +46,7 @@ class Support:
     @property
     def kernels(self) -> list[str]:
         """The kernels that work."""
-        return [name for name in kernels.NAMES if any(q.kernel == name for q in self.works)]
+        return [name for name in (*kernels.NAMES, *kernels.OF_DELTA) if any(q.kernel == name for q in self.works)]
 
     def sp_sizes(self, heads: tuple[int, int]) -> list[int]:
         """The numbers of ranks that these heads can be split over."""
@@ -94,11 +94,22 @@ def _options(name: str, variant: str | None, sp_size: int) -> Iterator[MethodCon
 
 
 def of_variant(name: str, variant: str | None) -> Support:
+    shape = AttentionShape(1, 8192, 32, 32, 128, True, "bfloat16")
+    shapes = [
+        replace(shape, num_heads=q, num_kv_heads=kv, causal=c) for (q, kv), c in product(HEADS.values(), (True, False))
+    ]
+    found = _asked(name, variant, kernels.NAMES, shapes)
+    if found.works or not getattr(methods.get(name), "GATED_DELTA", False):
+        return found
+    return _asked(name, variant, kernels.OF_DELTA, [replace(each, gated_delta=True) for each in shapes if each.causal])
+
+
+def _asked(name: str, variant: str | None, names: Sequence[str], shapes: Sequence[AttentionShape]) -> Support:
     questions = [
-        Question(method, kernel, AttentionShape(1, 8192, *heads, 128, causal, "bfloat16"), sp_size)
+        Question(method, kernel, shape, sp_size)
         for sp_size in SP_SIZES
         for method in _options(name, variant, sp_size)
-        for kernel, heads, causal in product(kernels.NAMES, HEADS.values(), (True, False))
+        for kernel, shape in product(names, shapes)
     ]
     with hardware.as_if_installed():
         answers = [(question, question.answer()) for question in questions]
@@ -143,7 +154,8 @@ END = "<!-- end of what sp-bench methods wrote -->\n"
 LEGEND = f"""\
 MHA, GQA, MQA: 32 query heads and 32, 8 or 1 KV heads, of size 128. The column says how many ranks, of
 {", ".join(map(str, SP_SIZES))}, can share one sequence, in some layout and degree of the method. Causal, not causal:
-its layouts with that mask. CPU: whether one of its kernels runs there. Sequences are whole: docs/PACKING.md says who
+its layouts with that mask. Of kernels chunked and fla, which compute the gated delta rule: 32 value heads, and 32, 8 or
+1 heads of queries and keys. CPU: whether one of its kernels runs there. Sequences are whole: docs/PACKING.md says who
 takes packed documents.
 """
 

@@ -256,6 +256,16 @@ class CountedKernel:
             return self.kernel.backward(dout, q, k, v, out, lse, causal=causal, scale=scale, **mask)
 
 
+def delta_call(pass_kind: str, q: Tensor, k: Tensor, v: Tensor) -> AbstractContextManager[object]:
+    """Tell the active ledgers of a call of a kernel of the gated delta rule, which runs inside."""
+    if not _active:
+        return _NOTHING
+    calls = ExitStack()
+    for book in _active:
+        calls.enter_context(book.work.delta_call(pass_kind, q, k, v))
+    return calls
+
+
 def _kernel_call(
     pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, **mask: Any
 ) -> AbstractContextManager[object]:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from sp_bench.config.documents import causal_pairs
 from sp_bench.config.prose import Prose
 from sp_bench.config.windows import Window, visible_pairs
-from sp_bench.costs.attention import flash_backward
+from sp_bench.costs.attention import DELTA_BACKWARD, delta_flops, flash_backward
 from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
 from sp_bench.measure.incorrect import Incorrect
@@ -96,7 +96,19 @@ class Work:
             pairs = sum(length * length for length in documents) if documents else queries * k.shape[1]
         forward = 2 * batch * pairs * heads * (dim + v.shape[-1])
         of_backward = int(forward * flash_backward(dim, v.shape[-1]))
-        self.attention_flops += forward if pass_kind == "forward" else of_backward
+        with self._call(pass_kind, forward if pass_kind == "forward" else of_backward, q, k, v):
+            yield
+
+    @contextmanager
+    def delta_call(self, pass_kind: str, q: Tensor, k: Tensor, v: Tensor) -> Iterator[None]:
+        """The same of a kernel of the gated delta rule. q, k [B,n,Hk,D]; v [B,n,H,E]."""
+        forward = delta_flops(v.shape[0] * v.shape[1], v.shape[2], k.shape[3], v.shape[3])
+        with self._call(pass_kind, forward * (1 if pass_kind == "forward" else DELTA_BACKWARD), q, k, v):
+            yield
+
+    @contextmanager
+    def _call(self, pass_kind: str, flops: int, q: Tensor, k: Tensor, v: Tensor) -> Iterator[None]:
+        self.attention_flops += flops
         self.calls[pass_kind] += 1
         self.attention_dtypes |= {_name(x.dtype) for x in (q, k, v)}
         self._in_kernel = True

@@ -31,6 +31,7 @@ from sp_bench.costs.attention import (
     Traffic,
     add_traffic,
     attention_forward_flops,
+    computed,
     scale_traffic,
 )
 from sp_bench.costs.links import far_share
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from sp_bench.attention.autograd import Kept
 
 NAMES = (
-    *("single", "ulysses", "upipe", "ring", "double_ring", "all_gather", "usp"),
+    *("single", "ulysses", "upipe", "ring", "double_ring", "all_gather", "usp", "state_passing"),
     *("ring_flash_attn", "deepspeed_ulysses", "yunchang", "torch_context_parallel", "transformer_engine"),
     *("deepspeed_ulysses_hf", "ring_flash_attn_llama3"),
 )
@@ -90,6 +91,7 @@ class Method(Protocol):
       ours takes none;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
     - `WINDOWS = True`: it also computes windows (`AttentionShape.window`) and sinks, which its `attend` then takes;
+    - `GATED_DELTA = True`: it also computes the gated delta rule (`AttentionShape.gated_delta`);
     - `LATENTS = True`: it also sends latents (`MethodConfig.sends`) in the place of keys and values;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
     - `ring_degrees` and `send_rings`, as in double_ring: the two rings that its tensors travel around;
@@ -207,6 +209,14 @@ def values_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     able = ", ".join(name for name in NAMES if get(name).IMPLEMENTATION == "sp_bench")
     what: Prose = "values of another size than keys" if shape.kv_lora_rank is None else "latents"
     return f"method {method.name} was not tried with {what}; use method={able}"
+
+
+def delta_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
+    """Why the method does not compute the gated delta rule, naming those that do, or None."""
+    if not shape.gated_delta or getattr(get(method.name), "GATED_DELTA", False):
+        return None
+    able = ", ".join(name for name in NAMES if getattr(get(name), "GATED_DELTA", False))
+    return f"method {method.name} does not compute the gated delta rule here; use method={able}"
 
 
 def conversion_reason(method: MethodConfig, kinds: Collection[str]) -> Prose | None:
@@ -389,7 +399,8 @@ def attention_traffic(config: TrialConfig, seq_len: int, rank: int | None = None
     mean: Traffic = {}
     for kind, number in calls.items():
         shape = config.attention_shape(seq_len, kind)
-        if rank is not None and shape.window is not None and config.method.name in OF_RANKS:
+        differ = shape.window is not None or shape.gated_delta
+        if rank is not None and differ and config.method.name in OF_RANKS:
             of_kind = OF_RANKS[config.method.name](config.method, shape, config.sp_size, rank % config.sp_size)
         else:
             of_kind = form(config.method, shape, config.sp_size)
@@ -470,7 +481,9 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
         backward = config.workload.pass_kind == "forward_backward"
         ranks = range(sp_size) if config.world == "ranks" else [sp_rank] * config.world_size
         projection = projection_flops(config.method, shape, sp_size, ranks, backward=backward)
-        expected = attention_work(shape, calls.get(kind), projection, backward=backward, products=products)
+        products &= not shape.gated_delta  # some are in the method, by no closed form
+        of_kernel = computed(config.method, shape)
+        expected = attention_work(of_kernel, calls.get(kind), projection, backward=backward, products=products)
     if config.world == "ranks":
         return expected
     layout = get(name).layout(config.method, sp_size)
@@ -497,4 +510,5 @@ def open_counted(
     from sp_bench.measure.ledger import CountedKernel
 
     module = get(method.name)
-    return opened(method, CountedKernel(kernel) if hasattr(module, "kernel_calls") else kernel, shape, mesh)
+    counts = hasattr(module, "kernel_calls") and not shape.gated_delta  # of which each call is counted anyway
+    return opened(method, CountedKernel(kernel) if counts else kernel, shape, mesh)

@@ -19,6 +19,7 @@ IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "none"
 PACKS = True
 WINDOWS = True
+GATED_DELTA = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -41,8 +42,14 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
 def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
+    from sp_bench.attention import delta
     from sp_bench.attention.autograd import differentiable
     from sp_bench.attention.masked import of_shape
 
-    attend = differentiable(of_shape(kernel, shape), causal=shape.causal, scale=shape.head_dim**-0.5)
+    scale = shape.head_dim**-0.5
+    if shape.gated_delta:
+        of_rule = delta.rule(kernel, scale)
+        yield SequenceParallelAttention(layout(method, 1), lambda *inputs: of_rule(*inputs, None)[0])
+        return
+    attend = differentiable(of_shape(kernel, shape), causal=shape.causal, scale=scale)
     yield SequenceParallelAttention(layout(method, 1), attend)

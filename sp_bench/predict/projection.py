@@ -67,7 +67,14 @@ SPEED = (
 StepOptions = tuple[Any, ...]  # the values of SPEED
 UPDATE = "update, "  # begins the names of rates of the optimizer
 OPTIONS = ("head_chunks", "head_stride")  # rows with these are not our methods as they are by default
-UNKNOWN = ("window", "sinks", "layer_kinds", "v_head_dim", "kv_lora_rank")  # nor are these in the model
+UNKNOWN = (
+    "window",
+    "sinks",
+    "layer_kinds",
+    "v_head_dim",
+    "kv_lora_rank",
+    "attention_kind",
+)  # nor are these in the model
 
 
 class NotProjectable(ValueError):

@@ -17,7 +17,7 @@ from pyarrow import compute
 from sp_bench import hardware
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import AttentionShape, Stage, parse_stages
-from sp_bench.costs.attention import attention_forward_flops, flash_backward
+from sp_bench.costs.attention import attention_forward_flops, backward_per_forward
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times, may_have_flags
 from sp_bench.costs.training import stage_times
 from sp_bench.rows import store
@@ -329,7 +329,7 @@ def _flags(row: _Row) -> Iterator[str]:
 def _rate_of_latents(row: _Row) -> Iterator[str]:
     """`hardware_flops` has the up-projections of latents, too."""
     shape = AttentionShape(**{name: row[name] for name in _SHAPE})
-    passes = 1 + (row["pass_kind"] != "forward") * flash_backward(shape.head_dim, shape.value_dim)
+    passes = 1 + (row["pass_kind"] != "forward") * backward_per_forward(shape)
     rate = 1e3 * attention_forward_flops(shape) * passes / row["median_step_ms"]
     if not math.isclose(row["attention_flops_per_s"], rate, rel_tol=CLOSE):
         yield _other(row.rows, "attention_flops_per_s", row.place, rate)

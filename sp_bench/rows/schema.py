@@ -281,6 +281,8 @@ COLUMNS = (
         required=("forward_backward",), unless=("one_rank",)),
     measured("rel_error_dv", REAL, "", "relative L2 against the reference; with kv_lora_rank of the up-projections'",
         required=("forward_backward",), unless=("one_rank",)),
+    measured("rel_error_dg", REAL, "", "of the decay's logarithm's gradient; null: no gated delta rule, no backward"),
+    measured("rel_error_dbeta", REAL, "", "of the gradient of beta; null: no gated delta rule, no backward"),
     measured("rel_error_dsinks", REAL, "", "of the sinks' gradient; null: no sinks, no backward, or an old row"),
     measured("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)",
         required=("attention", "train_step"), unless=("one_rank",)),

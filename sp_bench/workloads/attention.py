@@ -11,7 +11,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
 from sp_bench.measure.timing import Measurement, Schedule, allocated_bytes, measure, release_memory
-from sp_bench.oracle import reduced_length
+from sp_bench.oracle import delta, reduced_length
 from sp_bench.oracle.timed_length import (
     Draw,
     Looked,
@@ -57,11 +57,10 @@ def run(job: Job) -> Measurement:
     proof = job.proof
     if proof is None and config.world == "ranks":  # one rank's values are wrong by design, and proven elsewhere
         reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
+        check_reduced = delta.check_attention if reduced.gated_delta else reduced_length.check_attention
         with job.checking("attention"), methods.opened(config.method, kernel, reduced, mesh) as attention:
             proof = {
-                "columns": reduced_length.check_attention(
-                    attention, kernel, config.kernel.name, reduced, mesh, device, config.seed
-                )
+                "columns": check_reduced(attention, kernel, config.kernel.name, reduced, mesh, device, config.seed)
             }
     columns: dict[str, Any] = dict(proof["columns"]) if proof else {}
 
@@ -83,8 +82,9 @@ def run(job: Job) -> Measurement:
             steps = [partial(attention_step, each, attention, backward=backward, sinks=sinks) for each in sets]
         schedule = Schedule(config.workload)
         turns = Turns(steps, schedule)
-        read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)
+        read, draw = inputs if backward else inputs[:-1], Draw(config.seed, job.replicate)
         proves = config.world == "ranks"
+        looks = proves and not shape.gated_delta
         budget = budget_at(columns, config) if proves else {}
         rows = SampledRows(attention.layout, shape, mesh, draw)
         looked, looked_at = Looked(rows, device, backward=backward), list[tuple[int, int]]()
@@ -102,6 +102,9 @@ def run(job: Job) -> Measurement:
                 return
             with job.checking("timed_steps"):
                 last: Prose = f"the last timed step at seq_len={shape.seq_len}"
+                if shape.gated_delta:
+                    columns["timed_rel_error"] = delta.check_results(results, sets[2], shape, mesh, budget, last)
+                    return
                 errors = check_results(results, sets[2][: len(read)], rows, budget, last, sinks)
                 del results  # nothing of them is on the device while a further step runs
                 ((number, index),) = looked_at
@@ -110,14 +113,17 @@ def run(job: Job) -> Measurement:
                 columns["timed_rel_error"] = {tensor: max(errors[tensor], others[tensor]) for tensor in errors}
 
         measurement = measure(
-            *(turns, schedule, device, enter_phase, job.trace_to), counted=eager, look=look if proves else None
+            *(turns, schedule, device, enter_phase, job.trace_to), counted=eager, look=look if looks else None
         )
         measurement.leftover_bytes = leftover
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
         if proves:
             with job.checking("timed_attention"):
-                columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
+                if shape.gated_delta:
+                    columns |= delta.check_timed(timed, read, shape, mesh, budget)
+                else:
+                    columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(methods.opened, config.method, shape=shape, mesh=mesh)

@@ -13,6 +13,7 @@ from sp_bench.config.trial import AttentionShape
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention
+from sp_bench.oracle import delta
 
 
 def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[Tensor]:
@@ -21,6 +22,8 @@ def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, se
     options = {"device": device, "dtype": getattr(torch, shape.dtype)}
     sizes, generator = shape.sizes(local_len), torch.Generator(device).manual_seed(seed)
     drawn = [torch.randn(size, generator=generator, **options) for size in sizes]
+    if shape.gated_delta:
+        return delta.tame(drawn, shape.seq_len)
     if shape.kv_lora_rank is not None:
         drawn[2] = torch.randn(sizes[2], generator=generator.manual_seed(0), **options) * shape.kv_lora_rank**-0.5
     return drawn
@@ -48,19 +51,19 @@ def attention_step(
     backward: bool = True,
     sinks: Tensor | None = None,
 ) -> list[Tensor]:
-    """This rank's output, or with `backward` its output, dq, dk and dv. `inputs` are its q, k, v and dout. The gradient
-    of the `sinks` [Hq] is computed, too.
+    """This rank's output, or with `backward` its output and the gradients of what it read: `inputs` without the last,
+    which is dout. The gradient of the `sinks` [Hq] is computed, too.
 
     Raises:
         Incorrect: a result is of a kind that is computed when it is first read, and no clock would see that.
     """
-    q, k, v, dout = inputs
-    attention = attention.with_sinks(sinks)
+    *read, dout = inputs
+    attend = attention.with_sinks(sinks).attend
     if not backward:
         with torch.no_grad():
-            return _computed([attention(q, k, v)])
-    q, k, v = leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = attention(q, k, v)
+            return _computed([attend(*read)])
+    leaves = [x.detach().requires_grad_() for x in read]
+    out = attend(*leaves)
     with ledger.phase("backward"):
         return _computed([out.detach(), *torch.autograd.grad(out, leaves, dout)])
 

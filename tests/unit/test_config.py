@@ -59,7 +59,7 @@ def test_a_number_of_timed_steps_that_no_trial_can_have_is_refused(make_config, 
 
 def test_every_method_and_kernel_has_its_file_and_every_file_its_code():
     assert set(choices("method")) == set(methods.NAMES)
-    assert set(choices("kernel")) == set(kernels.NAMES)
+    assert set(choices("kernel")) == {*kernels.NAMES, *kernels.OF_DELTA}
 
 
 @pytest.mark.parametrize("group", ["method", "kernel", "model", "workload", "engine", "fabric", "hardware"])

@@ -213,7 +213,7 @@ def test_what_decides_is_of_the_cells_that_run_it(file, old, new, package, forge
 
 
 def test_no_rank_imports_the_estimate_of_memory_or_what_engines_refuse():
-    names = {"methods": methods.NAMES, "kernels": kernels.NAMES, "engines": engines.NAMES}
+    names = {"methods": methods.NAMES, "kernels": (*kernels.NAMES, *kernels.OF_DELTA), "engines": engines.NAMES}
     own = [hardware.PACKAGE / folder / f"{name}.py" for folder, each in names.items() for name in each]
     found = identity._with_imports([*own, *identity._shared()])
     ranks = {path.relative_to(hardware.PACKAGE).as_posix() for path in found}

@@ -178,7 +178,10 @@ def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, 
     assert proofs.missing_reason(one, tmp_path) is None
 
 
-@pytest.mark.parametrize(("name", "proofs_and_cells"), [("one_rank_hybrid", (6, 18)), ("one_rank_latent", (6, 54))])
+@pytest.mark.parametrize(
+    ("name", "proofs_and_cells"),
+    [("one_rank_hybrid", (6, 18)), ("one_rank_latent", (6, 54)), ("one_rank_delta", (2, 24))],
+)
 def test_the_first_commands_in_a_sweep_prove_all_of_its_cells(tmp_path, name, proofs_and_cells):
     lines = (conf_folder() / "sweep" / f"{name}.yaml").read_text().splitlines()
     *first, last = (line.split()[3:] for line in lines if line.startswith("#   sp-bench run "))

@@ -1,5 +1,7 @@
 """What a trial must hold, whatever its method does: a lower bound, so that above the machine's memory it cannot run."""
 
+import math
+
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs.memory import fsdp2, zero_3
 from sp_bench.costs.memory.decoder import kept_bytes
@@ -14,6 +16,9 @@ def held_bytes_per_token(config: TrialConfig) -> int:
     gradient, and with a backward the gradients of q, k and v."""
     model = config.model
     shape = config.attention_shape(config.seq_len)
+    if shape.gated_delta:
+        *read, output = map(math.prod, shape.sizes(1))
+        return (sum(read) * (1 + (config.workload.pass_kind == "forward_backward")) + 2 * output) * shape.element_bytes
     q, output = model.num_heads * shape.head_dim, model.num_heads * shape.value_dim
     kv = model.num_kv_heads * (shape.head_dim + shape.value_dim)
     if config.method.sends == "latent":

@@ -42,7 +42,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     found: dict[tuple[object, ...], list[Cell]] = {}
     for setting in settings:
         for cell in setting.cells:
-            if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell) and not cell.asked["sends"]:
+            has_form = not cell.asked["sends"] and not cell.asked["attention_kind"]
+            if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell) and has_form:
                 key = tuple(cell.asked[name] for name in SHAPE)
                 found.setdefault(key, []).append(cell)
     both = {key[:-1] for key in found if key[-1] != "forward"}  # a panel of the forward alone would repeat them

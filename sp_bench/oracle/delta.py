@@ -1,0 +1,210 @@
+"""Proves the gated delta rule: the output, and the gradients of q, k, v, the decay and beta.
+
+At a reduced length the reference is the recurrence itself, token by token in a wider dtype, on one device. At the timed
+length it is the rule in chunks in a wider dtype, whose states the ranks hand on one after the other: all rows of all
+results are compared. Neither uses what the methods make of states.
+
+Budgets are as in reduced_length.py, with the recurrence in the place of the math kernel. B batch, S tokens, P ranks, H
+value heads, Hk heads of queries and keys, D and E sizes of a key and of a value head.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from sp_bench.attention.merge import wide_dtype
+from sp_bench.config.prose import Prose
+from sp_bench.config.trial import AttentionShape
+from sp_bench.kernels import DeltaKernel, chunked
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.methods import SequenceParallelAttention
+from sp_bench.oracle import identities
+from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, reference_dtype, require
+
+RESULTS = (*TENSORS, "dg", "dbeta")
+Step = Callable[[], Sequence[Tensor]]
+SPAN = 4.0  # decays of a whole sequence take so much of the logarithm of a state, on the average over heads
+
+
+def tame(inputs: Sequence[Tensor], seq_len: int) -> list[Tensor]:
+    """q, k, v, g, beta and dout of these normal values: keys and queries of norm 1, decays and betas with which a state
+    still has of the first token at the last, as the proofs need. g is wide."""
+    q, k, v, g, beta, dout = inputs
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    most = min(1.0, SPAN * k.shape[-1] / seq_len)  # a beta of 1 overwrites 1/D of a state with each token
+    g = g.to(wide_dtype(g)).abs() * (-SPAN / seq_len)
+    return [q, k, v, g, (most * beta.to(wide_dtype(beta)).sigmoid()).to(beta.dtype), dout]
+
+
+def random_inputs(shape: AttentionShape, device: torch.device, seed: int) -> list[Tensor]:
+    """The inputs (`AttentionShape.sizes`) of whole sequences, equal on every rank and machine."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = (torch.randn(size, generator=generator) for size in shape.sizes(shape.seq_len))
+    return tame([x.to(device, getattr(torch, shape.dtype)) for x in drawn], shape.seq_len)
+
+
+def recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """The output by the definition (`kernels.DeltaKernel`), one token after the other."""
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
+    state, outs = q.new_zeros(*v.shape[:1], v.shape[2], k.shape[3], v.shape[3]), []
+    for token in range(v.shape[1]):
+        state = g[:, token, :, None, None].exp() * state
+        held = torch.einsum("bhde,bhd->bhe", state, k[:, token])
+        update = beta[:, token, :, None] * (v[:, token] - held)
+        state = state + k[:, token].unsqueeze(-1) * update.unsqueeze(-2)
+        outs.append(torch.einsum("bhde,bhd->bhe", state, q[:, token]) * k.shape[3] ** -0.5)
+    return torch.stack(outs, dim=1)
+
+
+def results(attend: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """q, k, v, g, beta, dout -> output, dq, dk, dv, dg, dbeta."""
+    *read, dout = inputs
+    leaves = [x.clone().requires_grad_() for x in read]
+    out = attend(*leaves)
+    if out.shape != dout.shape:
+        raise Incorrect(f"output has shape {tuple(out.shape)}, but its gradient has shape {tuple(dout.shape)}")
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def _relative(got: Tensor, want: Tensor) -> float:
+    return float((got.to(want.dtype) - want).norm() / want.norm())
+
+
+def _budget(inputs: Sequence[Tensor], want: Sequence[Tensor]) -> Errors:
+    """2 x (error of the recurrence that accumulates in fp32 and rounds its results to the trial's dtype + eps). fp64
+    has no wider dtype: its error is that of fp32, scaled by the ratio of their eps."""
+    dtype = inputs[0].dtype
+    narrow, eps = torch.float32 if dtype == torch.float64 else dtype, torch.finfo(dtype).eps
+    scale = eps / torch.finfo(narrow).eps
+    low = [x.to(narrow) for x in results(recurrence, [x.float() for x in inputs])]
+    return {n: 2 * (scale * _relative(x, y) + eps) for n, x, y in zip(RESULTS, low, want, strict=True)}
+
+
+def check_attention(
+    attention: SequenceParallelAttention,
+    kernel: Any,
+    kernel_name: str,
+    shape: AttentionShape,
+    mesh: DeviceMesh,
+    device: torch.device,
+    seed: int,
+) -> dict[str, Any]:
+    """Prove `attention`, which was opened for `shape` on `mesh`, on the ranks of each sequence. Returns row columns.
+
+    Raises:
+        Incorrect: the kernel or the method is above its budget.
+    """
+    inputs, size = random_inputs(shape, device, seed), attention.layout.sp_size
+    want = results(recurrence, [x.to(reference_dtype(inputs[0].dtype, device)) for x in inputs])
+    budget = _budget(inputs, want)
+    of_kernel: DeltaKernel = kernel
+    alone = results(lambda *read: of_kernel.attend(*read, state=None, scale=shape.head_dim**-0.5)[0], inputs)
+    kernel_errors = {n: _relative(x, y) for n, x, y in zip(RESULTS, alone, want, strict=True)}
+    require(kernel_errors, budget, f"kernel {kernel_name} on one device")
+    mine, wanted = ([x.chunk(size, dim=1)[mesh.get_rank() % size] for x in of_all] for of_all in (inputs, want))
+    errors = _errors(results(attention.attend, mine), wanted, mesh)
+    require(errors, budget, f"method on {size} ranks")
+    return {
+        "correctness_seq_len": shape.seq_len,
+        **{f"rel_error_{name}": error for name, error in errors.items()},
+        "error_budget": {name: budget[name] for name in TENSORS},
+        "kernel_rel_error": {name: kernel_errors[name] for name in TENSORS},
+    }
+
+
+def check_timed(
+    step: Step, inputs: Sequence[Tensor], shape: AttentionShape, mesh: DeviceMesh, budget: Errors
+) -> dict[str, Any]:
+    """Prove a step that has run on `inputs` before, on the same inputs turned; it reads them in place. Returns row
+    columns. inputs: this rank's q, k, v, g, beta and, if there is a backward, dout.
+
+    Raises:
+        Incorrect: an error is above its budget. Raised on every rank.
+    """
+    for x in inputs:
+        signed = x.dim() == 4  # a decay or a beta of another sign would be no such thing
+        x.copy_(x.roll(1, dims=1) * (-1 if signed else 1))
+    found = list(step())
+    errors = check_results(found, inputs, shape, mesh, budget, f"all rows at seq_len={shape.seq_len}")
+    columns: dict[str, Any] = {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
+    if len(found) > 1:
+        columns["identity_error"] = _identities(found, inputs, mesh)
+    return columns
+
+
+def check_results(
+    found: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    shape: AttentionShape,
+    mesh: DeviceMesh,
+    budget: Errors,
+    what: Prose,
+) -> Errors:
+    """Check all rows of what a step returned for `inputs`, as in `check_timed`. Returns the errors of TENSORS.
+
+    Raises:
+        Incorrect: an error is above its budget. Raised on every rank.
+    """
+    errors = _errors(found, _of_shards(inputs, shape, mesh, backward=len(found) > 1), mesh)
+    require(errors, {name: budget.get(name, max(budget.values())) for name in RESULTS}, what)
+    return {name: error for name, error in errors.items() if name in TENSORS}
+
+
+def _of_shards(inputs: Sequence[Tensor], shape: AttentionShape, mesh: DeviceMesh, *, backward: bool) -> list[Tensor]:
+    """What `results` gives of whole sequences, this rank's part: in chunks, in a wider dtype. One rank computes after
+    the other, on the state that the one before leaves; and so back, on the gradient of the state that it leaves."""
+    wide = reference_dtype(inputs[0].dtype, inputs[0].device)
+    leaves = [x.to(wide).requires_grad_() for x in inputs[:5]]
+    sp_size = mesh["ring"].size() * mesh["ulysses"].size()
+    rank, sizes = mesh.get_rank() % sp_size, (shape.batch_size, shape.num_heads, shape.head_dim, shape.value_dim)
+    before = torch.zeros(sizes, dtype=wide, device=inputs[0].device, requires_grad=True)
+    out = after = before  # of this rank, once it is its turn
+    handed = torch.zeros_like(before)
+    for place in range(sp_size):
+        if place == rank:
+            before = handed.clone().requires_grad_()
+            out, after = chunked.attend(*leaves, state=before, scale=shape.head_dim**-0.5)
+        handed = all_reduce(after.detach().clone() if place == rank else torch.zeros_like(handed), mesh)
+    if not backward:
+        return [out.detach()]
+    gradients, handed = [], torch.zeros_like(handed)
+    for place in reversed(range(sp_size)):
+        if place == rank:
+            *gradients, handed = torch.autograd.grad((out, after), [*leaves, before], (inputs[5].to(wide), handed))
+        handed = all_reduce(handed.clone() if place == rank else torch.zeros_like(handed), mesh)
+    return [out.detach(), *gradients]
+
+
+def _identities(found: Sequence[Tensor], inputs: Sequence[Tensor], mesh: DeviceMesh) -> Errors:
+    """The output is linear in q and in v: sum <q,dq> = sum <out,dout> = sum <v,dv>, over all tokens and heads. Returns
+    the differences, over the root sum of squares of their terms.
+
+    Raises:
+        Incorrect: one is above its budget.
+    """
+    (q, _, v, *_, dout), (out, dq, _, dv, *_) = inputs, found
+    terms = [(x.double() * y.double()).sum(-1) for x, y in ((out, dout), (q, dq), (v, dv))]
+    sums = torch.stack([torch.stack([x.sum(), x.square().sum()]) for x in terms])
+    (total, squares), *others = all_reduce(sums, mesh)
+    quotients = {
+        name: float((total - other).abs() / (squares + more).sqrt())
+        for name, (other, more) in zip(("q_dq", "v_dv"), others, strict=True)
+    }
+    limits = {name: identities.budget(name, q.dtype) for name in quotients}
+    for name, quotient in quotients.items():
+        if not quotient <= limits[name]:
+            raise Incorrect(f"identity {name} does not hold: {quotient:.2e} of its terms, budget {limits[name]:.2e}")
+    return quotients
+
+
+def _errors(got: Sequence[Tensor], want: Sequence[Tensor], mesh: DeviceMesh) -> Errors:
+    """Relative L2 error of each tensor over whole sequences, from each rank's part; equal on every rank."""
+    squares = [
+        torch.stack([(g.to(w.dtype) - w).double().square().sum(), w.double().square().sum()])
+        for g, w in zip(got, want, strict=True)
+    ]
+    of_all = all_reduce(torch.stack(squares), mesh)
+    return {name: float((error / size).sqrt()) for name, (error, size) in zip(RESULTS, of_all, strict=False)}

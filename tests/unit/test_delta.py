@@ -1,0 +1,105 @@
+"""The gated delta rule without ranks: closed forms, its kernel, plans and what is refused."""
+
+import re
+
+import pytest
+import torch
+
+from sp_bench import kernels
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import OF_METHODS, OF_RANKS, attention_forward_flops, computed
+from sp_bench.driver import plan
+from sp_bench.kernels import chunked
+from sp_bench.oracle import delta
+
+QWEN3_NEXT = AttentionShape(*(1, 131_072, 32, 16, 128, True, "bfloat16"), gated_delta=True)
+ULYSSES = MethodConfig("ulysses")
+GATHER, CHAIN = (MethodConfig("state_passing", variant=variant) for variant in ("gather", "chain"))
+MIB = 2**20
+
+
+def test_heads_grow_with_the_tokens_and_states_do_not():
+    def forward(method: MethodConfig, seq_len: int = 131_072) -> float:
+        shape = AttentionShape(*(1, seq_len, 32, 16, 128, True, "bfloat16"), gated_delta=True)
+        sent = OF_METHODS[method.name](method, shape, 8)
+        return float(sum(size for (phase, _), size in sent.items() if phase == "forward")) / MIB
+
+    gates = 7 / 8 * 16_384 * 32 * (2 + 4) / MIB  # beta, and the decay in fp32
+    assert forward(ULYSSES) == 336 + gates
+    assert forward(ULYSSES, 32_768) == forward(ULYSSES) / 4
+    assert forward(GATHER) == forward(GATHER, 8) == 28
+    assert forward(CHAIN) == 2
+
+
+def test_the_ends_of_a_chain_send_one_way():
+    of_ranks = [OF_RANKS["state_passing"](CHAIN, QWEN3_NEXT, 3, rank) for rank in range(3)]
+    assert [{phase for phase, _ in of_rank} for of_rank in of_ranks] == [
+        {"forward"},
+        {"forward", "backward"},
+        {"backward"},
+    ]
+    assert OF_METHODS["state_passing"](CHAIN, QWEN3_NEXT, 3) == of_ranks[1]
+
+
+def test_flops_are_those_of_the_recurrence_and_passing_states_has_twice_the_values():
+    assert attention_forward_flops(QWEN3_NEXT) == 131_072 * 32 * 6 * 128 * 128
+    assert attention_forward_flops(computed(GATHER, QWEN3_NEXT)) == 2 * attention_forward_flops(QWEN3_NEXT)
+    assert computed(ULYSSES, QWEN3_NEXT) == QWEN3_NEXT
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 100])
+def test_chunks_are_the_recurrence_and_go_on_from_a_state(tokens):
+    shape = AttentionShape(*(2, tokens, 6, 2, 8, True, "float64"), v_head_dim=5, gated_delta=True)
+    *read, _ = delta.random_inputs(shape, torch.device("cpu"), 0)
+    out, state = chunked.attend(*read, None, scale=8**-0.5)
+    torch.testing.assert_close(out, delta.recurrence(*read))
+    first, second = ([x[:, part] for x in read] for part in (slice(tokens // 3), slice(tokens // 3, None)))
+    if tokens // 3:
+        _, between = chunked.attend(*first, None, scale=8**-0.5)
+        rest, end = chunked.attend(*second, between, scale=8**-0.5)
+        torch.testing.assert_close(rest, out[:, tokens // 3 :])
+        torch.testing.assert_close(end, state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workload": "train_step"}, "no decoder here has such layers; use workload=attention"),
+        ({"workload__causal": False}, "workload.causal=False: model.attention=gated_delta (model=qwen3_next_linear)"),
+        ({"method": "ring"}, "method.layout=zigzag: model.attention=gated_delta"),
+    ],
+)
+def test_what_means_nothing_is_refused(make_config, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make_config(**{"model": "qwen3_next_linear", "kernel": "chunked"} | changes)
+
+
+def test_a_plan_names_the_methods_and_kernels_that_compute_it(make_config):
+    def reason(**changes: object) -> str:
+        config = make_config(**{"model": "qwen3_next_linear", "kernel": "chunked", "seq_len": 4096} | changes)
+        return str(plan.unsupported_reason(config, None))
+
+    assert reason() == reason(method="state_passing") == "None"
+    assert reason(kernel="math") == "kernel math does not compute the gated delta rule; use kernel=chunked, fla"
+    assert "use kernel=math, cpu_flash" in reason(model="tiny")
+    assert "use a model with model.attention=gated_delta" in reason(model="tiny", method="state_passing")
+    assert "use method=single, ulysses, state_passing" in reason(method="upipe")
+    assert "use sp_size in {1, 2, 4, 8, 16}, or method=state_passing" in reason(sp_size=64)
+    assert reason(kernel="fla") == "kernel fla runs on CUDA only; use kernel=chunked"
+    one_rank = {"world": "one_rank", "method": "state_passing", "sp_size": 4}
+    assert "use method.variant=gather" in reason(**one_rank, method__variant="chain")
+    config = make_config(model="qwen3_next_linear", kernel="chunked", seq_len=4096, **one_rank)
+    assert (reason(**one_rank), config.real_place) == ("None", 3)
+
+
+def test_cells_of_softmax_keep_their_ids(make_config):
+    assert plan.cell_id(make_config()) == plan.cell_id(make_config(model__attention=None))
+    assert plan.cell_id(make_config(model="qwen3_next_linear", kernel="chunked")) != plan.cell_id(
+        make_config(model="qwen3_next_linear", model__attention=None, kernel="chunked")
+    )
+
+
+def test_kernels_of_one_kind_of_attention_are_no_kernels_of_the_other():
+    assert not {*kernels.NAMES} & {*kernels.OF_DELTA}
+    assert {name for name in kernels.OF_DELTA if kernels.get(name).CUDA_KERNELS} == {"fla"}
