@@ -237,18 +237,19 @@ class Cell:
         return "GPU" if self.options.get("hardware.device") == "cuda" else "rank"
 
 
-def cells(rows: pd.DataFrame) -> list[Cell]:
-    """All cells of a selection's rows, ordered by setting, sp_size, seq_len and series, whatever the rows' order."""
+def cells(rows: pd.DataFrame, names: Mapping[str, Name] | None = None) -> list[Cell]:
+    """All cells of a selection's rows, ordered by setting, sp_size, seq_len and series, whatever the rows' order.
+    names: of each cell_id, among more cells than these; None: they are named among themselves."""
     if rows.empty:
         return []
     rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]))
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in known_rows(rows.sort_values(["replicate", "file"])):
         grouped.setdefault((row["cell_id"], row["pool"]), []).append(row)
-    names = name_cells([group[0] for group in grouped.values()])
+    named = [names[cell_id] for cell_id, _ in grouped] if names else name_cells([rows[0] for rows in grouped.values()])
     num_pools = Counter(cell_id for cell_id, _ in grouped)
     ids = [cell_id if num_pools[cell_id] == 1 else f"{cell_id} {pool}" for cell_id, pool in grouped]
-    return sorted(map(_cell, ids, names, grouped.values()), key=_order)
+    return sorted(map(_cell, ids, named, grouped.values()), key=_order)
 
 
 def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:

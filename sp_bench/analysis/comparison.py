@@ -22,7 +22,7 @@ from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import Cell, cells, known_rows, listed
 from sp_bench.analysis.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.analysis.selection import MIXED, Selection, select
-from sp_bench.analysis.words import Name, name_cells
+from sp_bench.analysis.words import name_cells
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.trial import AUTO
 from sp_bench.formats import counted, whole
@@ -289,11 +289,13 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Co
     selections = _numbered_alike(selections)
     ids = _common_ids(selections[0].rows, selections[1].rows, ignore)
     every = pd.concat([_first_rows(selection.rows) for selection in selections], ignore_index=True).assign(pool=MIXED)
+    own_ids = set(every["cell_id"])
     every["cell_id"] = every["cell_id"].map(lambda cell_id: ids.get(cell_id, cell_id))
     firsts = known_rows(every.drop_duplicates("cell_id"))
-    names = {row["cell_id"]: name for row, name in zip(firsts, name_cells(firsts), strict=True)}
+    of_common = {row["cell_id"]: name for row, name in zip(firsts, name_cells(firsts), strict=True)}
+    names = {own: of_common[ids.get(own, own)] for own in own_ids}
     a, b = (
-        Side(folder, selection, {c.cell_id: c for c in _renamed(cells(selection.rows), ids, names)})
+        Side(folder, selection, {c.cell_id: c for c in _with_common_ids(cells(selection.rows, names), ids)})
         for folder, selection in zip((folder_a, folder_b), selections, strict=True)
     )
     return a, b
@@ -332,11 +334,11 @@ def _evidence_and_options(rows: pd.DataFrame, ignore: Collection[str]) -> list[s
     return [f"{evidence} {asked}" if asked else "" for evidence, asked in known]
 
 
-def _renamed(found: Sequence[Cell], ids: Mapping[str, str], names: Mapping[str, Name]) -> Iterator[Cell]:
+def _with_common_ids(found: Sequence[Cell], ids: Mapping[str, str]) -> Iterator[Cell]:
     for cell in found:
         own = cell.asked["cell_id"]
-        cell_id, pool = ids.get(own, own), cell.cell_id.removeprefix(own)  # of several devices in one campaign
-        yield replace(cell, cell_id=cell_id + pool, name=names[cell_id])
+        pool = cell.cell_id.removeprefix(own)  # of several devices in one campaign
+        yield replace(cell, cell_id=ids.get(own, own) + pool)
 
 
 def _pair(a: Cell, b: Cell) -> Pair:

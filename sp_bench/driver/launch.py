@@ -24,12 +24,10 @@ from sp_bench.driver.ranks import Ranks
 from sp_bench.driver.record_check import checked
 from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
+from sp_bench.driver.watched_time import WatchedTime
 from sp_bench.rows.row import Outcome
 
 POLL_S = 0.1
-MAX_POLL_S = (
-    5.0  # of the time between two polls, as much counts: a machine that was paused gave its ranks no time either
-)
 LOGS_A_POLL = 8  # folders of other trials whose logs are bounded at a poll: all of 2,000 would take half of it
 UNEQUAL_NODES = "unequal_nodes"  # the flag of a row whose hosts differ in processors, GPUs, drivers or packages
 ECHO_S = 0.5  # how long the peers of a failed rank may go on, to report their own errors
@@ -140,25 +138,27 @@ def _watch(
     `in_turn` gives the folders of all trials again and again. Returns which deadline passed, or None."""
     clock = PhaseClock(config.num_processes, deadlines)
     asked_to_end = False
-    while True:
-        all_ended = len(ranks.exits) == config.num_processes  # before the events: who has ended has written all of them
-        exits = tuple(ranks.exits) if is_last else _exits_during(folder, ranks.exits)
-        now = time.monotonic()
-        expired = clock.expired(handover.read_events(folder), exits, now)
-        on_phase(clock.phase)
-        neighbours.on_phase(clock.phase)
-        ranks.enter_phase(clock.phase)
-        # what a rank started in an earlier trial may still write to that trial's log
-        for each in {folder, *islice(in_turn, LOGS_A_POLL)}:
-            bound_logs(each)
-        if all_ended or (clock.phase == "done" and not is_last):
-            return None
-        if expired:
-            return expired
-        if clock.failed_since is not None and now - clock.failed_since > ECHO_S and not asked_to_end:
-            ranks.terminate()  # a peer may wait in a collective for ever
-            asked_to_end = True
-        time.sleep(POLL_S)
+    with WatchedTime() as watched:
+        while True:
+            # before the events: who has ended has written all of them
+            all_ended = len(ranks.exits) == config.num_processes
+            exits = tuple(ranks.exits) if is_last else _exits_during(folder, ranks.exits)
+            now = watched.now()
+            expired = clock.expired(handover.read_events(folder), exits, now)
+            on_phase(clock.phase)
+            neighbours.on_phase(clock.phase)
+            ranks.enter_phase(clock.phase)
+            # what a rank started in an earlier trial may still write to that trial's log
+            for each in {folder, *islice(in_turn, LOGS_A_POLL)}:
+                bound_logs(each)
+            if all_ended or (clock.phase == "done" and not is_last):
+                return None
+            if expired:
+                return expired
+            if clock.failed_since is not None and now - clock.failed_since > ECHO_S and not asked_to_end:
+                ranks.terminate()  # a peer may wait in a collective for ever
+                asked_to_end = True
+            time.sleep(POLL_S)
 
 
 def _exits_during(folder: Path, exits: Sequence[Exit]) -> list[Exit]:
@@ -168,8 +168,8 @@ def _exits_during(folder: Path, exits: Sequence[Exit]) -> list[Exit]:
 
 
 class PhaseClock:
-    """Measures each phase against its deadline, from when the rank that is furthest behind entered it. Time in which
-    the driver was stopped does not count: its ranks may have been stopped too, and what they wrote is read first."""
+    """Measures each phase against its deadline, from when the rank that is furthest behind entered it. Its times are
+    those of `WatchedTime`."""
 
     def __init__(self, num_processes: int, deadlines: DeadlinesConfig) -> None:
         self._num_processes = num_processes
@@ -180,19 +180,14 @@ class PhaseClock:
         }
         self._mark: tuple[str, float] = ("init", 0.0)
         self._since: float | None = None
-        self._last: float | None = None  # when `expired` was last called, in monotonic seconds
-        self.failed_since: float | None = None  # when a failure was first seen, in monotonic seconds
+        self.failed_since: float | None = None  # when a failure was first seen
 
     @property
     def phase(self) -> str:
         return self._mark[0]
 
     def expired(self, events: Sequence[handover.Event], exits: Sequence[Exit], now: float) -> str | None:
-        """Says which deadline has passed at monotonic time `now`; None if none has."""
-        if self._last is not None and (unwatched_s := now - self._last - MAX_POLL_S) > 0:
-            self._since = None if self._since is None else self._since + unwatched_s
-            self.failed_since = None if self.failed_since is None else self.failed_since + unwatched_s
-        self._last = now
+        """Says which deadline has passed at `now`; None if none has."""
         if self.failed_since is None and _any_rank_failed(events, exits):
             self.failed_since = now
         if self.failed_since is not None and now - self.failed_since > FAILURE_GRACE_S:

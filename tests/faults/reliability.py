@@ -21,13 +21,17 @@ from sp_bench.testing import faults
 SECTIONS = {
     "Fault matrix": r"faults/test_faults(?!.*(one_fault_of_each|trial_after_all))",  # which the matrix has, too
     "Logs": r"faults/test_logs",
-    "Hostile input": r"test_hostile\.py|test_secrets|text_of_a_csv|a_hash_of_the_value",
-    "Load": r"test_load|20_?000_rows",
+    "Hostile input": r"test_hostile\.py|test_secrets|text_of_a_csv|a_hash_of_the_value|test_plain_file|test_odd_rows"
+    r"|may_repeat_a_block|an_alias_inside|aliases_of_yaml|deep_nesting|is_a_pipe|a_pipe_is|whose_name_is_no_rows"
+    r"|that_is_no_file_or_leads_out|limited_by_the_memory|stand_four_times",
+    "Damage": r"damage|hand_edit_of|by_the_digest|a_copy_under_another",
+    "Load": r"test_load|20_?000_rows|grows_no_faster",
     "Disk": r"full_disk|disk_that|folder_that_is_gone|folder_deleted|folder_that_cannot_be_written",
     "Write protocol": r"test_protocol|_driver_killed_|killed_drivers|late_writer",
     "Concurrency": r"test_claims|two_drivers|another_one_runs|two_runs_of_one|by_one_run_at_a_time",
     "Lifetime": r"test_lifetime",
-    "Resume": r"ctrl_c|test_drivers|test_campaign\.py|second_run_does|machine_taken_away",
+    "Clock": r"driver_that_was_stopped_reads|driver_was_stopped|process_that_is_stopped|polls_that_each|machines_clock",
+    "Resume": r"ctrl_c|test_drivers|test_campaign\.py|second_run_does|machine_taken_away|python_that_cannot_start",
 }
 LIES, LIES_TEST = "Lies", r"lies/test_lies.*::test_a_lie_"  # a part of their own, after the rest
 RELYING_TEST = "test_a_lie_told_by_a_trial_that_relies_on_an_honest_proof_ends_as_it_must"  # one of them

@@ -12,7 +12,7 @@ import pytest
 
 from sp_bench import handover
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import devices, plan, verdict
+from sp_bench.driver import devices, plan, verdict, watched_time
 from sp_bench.driver import launch as launching
 from sp_bench.driver import ranks as ranks_of
 from sp_bench.driver.settings import DeadlinesConfig
@@ -295,20 +295,63 @@ def test_a_phase_is_timed_from_when_the_last_rank_entered_it():
     assert "ranks 0, 1" in str(watch.expired(both, [], 18.1))
 
 
-def test_while_the_driver_is_stopped_no_deadline_passes():
-    watch, entered = clock(world_size=1), [event(0, 1, "measure")]
-    assert watch.expired(entered, [], 1) is None
-    assert watch.expired(entered, [], 3601) is None
-    assert watch.expired(entered, [], 3605) is None
-    assert "measure passed its deadline of 10 s in rank 0" in str(watch.expired(entered, [], 3607))
-
-
 def test_a_driver_that_was_stopped_reads_what_its_ranks_wrote_before_it_calls_them_late():
     watch = clock(world_size=1)
     assert watch.expired([event(0, 1, "correctness")], [], 1) is None
     assert watch.expired([event(0, 1, "correctness"), event(0, 20, "measure")], [], 3601) is None
     assert watch.phase == "measure"
-    assert watch.expired([event(0, 1, "correctness"), event(0, 20, "measure")], [], 3606) is None
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A WatchedTime without its thread, and a clock that is set by hand."""
+    monkeypatch.setattr(watched_time.time, "monotonic", lambda: at[0])
+    at = [100.0]
+    return watched_time.WatchedTime(), at
+
+
+def test_time_in_which_the_driver_was_stopped_is_not_watched(watched):
+    time_of, at = watched
+    for _ in range(2):  # whether the thread beats first, or the driver asks first
+        before = time_of.now()
+        at[0] += 3600
+        assert time_of.now() - before <= watched_time.BEAT_S + 1e-6
+        at[0] += 3600
+        time_of.beat(at[0])
+        assert time_of.now() - before <= 2 * watched_time.BEAT_S + 1e-6
+
+
+def test_polls_that_each_take_long_are_watched_as_the_process_runs(watched):
+    time_of, at = watched
+    before = time_of.now()
+    for _ in range(5):
+        for _ in range(100):  # a read from a slow folder, of 10 s
+            at[0] += 0.1
+            time_of.beat(at[0])
+        found = time_of.now() - before
+    assert found == pytest.approx(50.0)
+
+
+def test_a_process_that_is_stopped_does_not_see_the_time_pass_and_one_that_waits_does():
+    script = (
+        "import sys, time\n"
+        "from sp_bench.driver.watched_time import WatchedTime\n"
+        "with WatchedTime() as watched:\n"
+        "    begin, begun = time.monotonic(), watched.now()\n"
+        "    print('begun', flush=True)\n"
+        "    sys.stdin.readline()\n"  # a read that takes long
+        "    print(time.monotonic() - begin, watched.now() - begun)\n"
+    )
+    for stopped in (False, True):
+        process = subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True)
+        assert process.stdout.readline() == "begun\n"
+        if stopped:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        process.send_signal(signal.SIGCONT)
+        passed, seen = map(float, process.communicate("go on\n")[0].split())
+        assert passed >= 6
+        assert (seen < passed - 4) == stopped
 
 
 def test_the_ledger_has_the_deadline_of_measure():
