@@ -809,7 +809,7 @@ class WorkloadConfig:
             "ranks | per_document, each on one rank, or over all where one cannot hold it | dynamic, each over 1, 2, "
             "4 ... all ranks, so that the slowest ends first; a rank holds seq_len / sp_size tokens at a time",
             of=("stream",),
-            words={"static": "static groups", "per_document": "per document", "dynamic": "dynamic groups", None: ""},
+            words={"static": "static groups", "per_document": "groups by document", "dynamic": "dynamic groups"},
             named=True,
             head="policy",
         ),

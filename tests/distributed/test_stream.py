@@ -22,12 +22,13 @@ SHORT = replace(STAGES, stages="24x2", timed_steps=3)
 HALF = replace(STAGES, stages="24x2,72x2", timed_steps=6, optimizer="adamw", learning_rate=1e-3, max_grad_norm=1.0)
 
 
-DRAWN = replace(PARITY, name="stream", timed_steps=12, packing="lognormal", document_len=32, document_sigma=1.0)
+LOGNORMAL = {"packing": "lognormal", "document_len": 32, "document_sigma": 1.0}
+DRAWN = replace(PARITY, name="stream", timed_steps=12, policy="dynamic", **LOGNORMAL)
 POLICIES = [
     replace(DRAWN, policy="static", filling="first_fit"),
     replace(DRAWN, policy="static", filling="balanced", activation_checkpointing="full"),
     replace(DRAWN, policy="per_document", loss_tile_tokens=20),
-    replace(DRAWN, policy="dynamic"),
+    DRAWN,
 ]
 
 

@@ -301,7 +301,7 @@ def stages(cells: Sequence[Cell]) -> Table[Stage]:
     """The stages of each row, in their order."""
     found = []
     for cell in _of("stream", cells):
-        for row in cell.measured if cell.options["workload.stages"] is not None else ():
+        for row in (row for row in cell.measured if not listed(row["batches"])):
             of, times = listed(row["stage_ends"]), listed(row["stage_times"])
             errors = [None, *(listed(row["stage_loss_errors"]) or [None] * len(of))]
             found += [Stage(cell, each, times[i] if times else {}, errors[i]) for i, each in enumerate(of)]
