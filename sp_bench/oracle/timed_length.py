@@ -198,7 +198,7 @@ class Looked:
     in them is what is not there when the step's clock stops."""
 
     def __init__(self, rows: SampledRows, device: torch.device, *, backward: bool) -> None:
-        self._index, shape = torch.tensor(rows.mine, device=device), rows.shape
+        self._index, shape = torch.tensor(rows.mine, dtype=torch.long, device=device), rows.shape
         sizes = (shape.value_dim, shape.head_dim)[: 1 + backward]
         options = {"dtype": getattr(torch, shape.dtype), "pin_memory": device.type == "cuda"}
         self._kept = [torch.zeros(shape.batch_size, len(rows.mine), shape.num_heads, size, **options) for size in sizes]
