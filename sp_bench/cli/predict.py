@@ -69,14 +69,16 @@ def project(
 
     Rates are fitted to the rows of campaigns. Then rows are left out (the largest number of GPUs, the longest length,
     each slower fabric) and predicted; the errors are printed below each answer. Only options of measured training steps
-    are offered, and each answer names the cells behind it. Exit codes: 0 predicted, 2 bad input or missing rows.
+    are offered, and each answer names the cells behind it. Where rows of one real rank have such a step, they stand
+    before the fit's. Exit codes: 0 predicted, 2 bad input or missing rows.
     """
     from sp_bench.predict import advice, projection, streams
 
     known = advice.CHECKPOINTING
     if recompute != "any" and recompute not in known:
         raise ConfigError(f"--recompute {shown(recompute)}: use any, or one of {', '.join(known)}")
-    fit = _fitted(folders, hardware).fits[hardware]
+    fitted = _fitted(folders, hardware)
+    fit = fitted.fits[hardware]
     attention = kernel or fit.fastest_kernel
     try:
         found = []
@@ -107,7 +109,10 @@ def project(
                 for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir):
                     kept = known if recompute == "any" else (recompute,)
                     try:
-                        found += advice.best_of_each_method(advice.candidates(fit, config, cluster, kept))
+                        ways = advice.candidates(fit, config, cluster, kept)
+                        if fitted.one_rank_error is not None:
+                            found += advice.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
+                        found += advice.best_of_each_method(ways)
                     except advice.NothingFits as error:
                         print(f"sp-bench: {error}", file=sys.stderr)
             if as_json:

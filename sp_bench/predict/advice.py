@@ -493,7 +493,7 @@ def table(found: Sequence[Candidate], width: int | None = None) -> str:
             _share(each.band),
             f"{each.tokens_per_s_per_gpu:,.0f}",
             f"{each.peak_bytes / GIB:,.1f}",
-            "extrapolated" if each.extrapolated else "",
+            "one real rank" if each.one_rank else "extrapolated" if each.extrapolated else "",
         )
         for each in found
     ]
@@ -504,7 +504,7 @@ def table(found: Sequence[Candidate], width: int | None = None) -> str:
 def evidence(found: Sequence[Candidate], width: int | None = None) -> str:
     """Which training steps the predictions rest on, by their options."""
     heads = ("rests on training steps with", "cells", "tokens", "GPUs", "campaigns", "error is that of")
-    of_options = {in_words(step_options(each.config)): each.rests_on for each in found}
+    of_options = {in_words(step_options(each.config)): each.rests_on for each in found if not each.one_rank}
     lines = [
         (
             options,
@@ -516,7 +516,9 @@ def evidence(found: Sequence[Candidate], width: int | None = None) -> str:
         )
         for options, cells in sorted(of_options.items())
     ]
-    return text_table(heads, lines, width, colalign=("left", *["right"] * 3, "left", "left"))
+    ones = sorted({name for each in found if each.one_rank for name in each.one_rank.campaigns})
+    of_ones = f"\n\nSteps of one real rank are of {', '.join(ones)}." if ones else ""
+    return text_table(heads, lines, width, colalign=("left", *["right"] * 3, "left", "left")) + of_ones
 
 
 _OF = {True: "all options", False: "other options: these have one length"}

@@ -112,6 +112,17 @@ def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
     assert all(each["step_ms"] > 0 and 0 < each["relative_error"] < 5 for each in found)
 
 
+def test_a_projection_has_steps_of_one_real_rank_before_the_fits(capfd):
+    words = ["project", "--model", "qwen3_8b", "--gpus", "8,512", "--seq-len", "131072", "--recompute", "selective"]
+    code, out, _ = console(capfd, *words)
+    assert code == 0
+    assert "Steps of one real rank are of h200x1_one_rank_map." in out
+    code, out, _ = console(capfd, *words, "--json")
+    evidence = [(each["gpus"], each["evidence"]) for each in json.loads(out)]
+    assert evidence[:2] == [(8, "one_rank")] * 2
+    assert set(evidence[2:]) == {(8, "projected"), (512, "projected")}
+
+
 def test_batches_of_documents_are_projected_under_each_policy_and_marked_as_modelled(capfd, tmp_path):
     (tmp_path / "lengths.csv").write_text("\ufefftokens\n16384\n256\n1024\n", "utf-8")
     words = ["project", "--lengths", f"fixed:4096,@{tmp_path / 'lengths.csv'}", "--model", "qwen3_4b", "--gpus", "4"]
