@@ -86,10 +86,12 @@ def run(job: Job) -> Measurement:
         proves = config.world == "ranks"
         looks = proves and not shape.gated_delta
         budget = budget_at(columns, config) if proves else {}
-        rows = SampledRows(attention.layout, shape, mesh, draw)
-        looked, looked_at = Looked(rows, device, backward=backward), list[tuple[int, int]]()
+        rows = SampledRows(attention.layout, shape, mesh, draw) if looks else None
+        looked = Looked(rows, device, backward=backward) if rows else None
+        looked_at: list[tuple[int, int]] = []
 
         def look() -> None:
+            assert looked
             looked.keep(turns.results)
             looked_at.append((turns.timed, turns.read))
 
@@ -105,6 +107,8 @@ def run(job: Job) -> Measurement:
                 if shape.gated_delta:
                     columns["timed_rel_error"] = delta.check_results(results, sets[2], shape, mesh, budget, last)
                     return
+                assert rows
+                assert looked
                 errors = check_results(results, sets[2][: len(read)], rows, budget, last, sinks)
                 del results  # nothing of them is on the device while a further step runs
                 ((number, index),) = looked_at
