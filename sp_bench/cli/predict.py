@@ -77,21 +77,29 @@ def project(
     known = advice.CHECKPOINTING
     if recompute != "any" and recompute not in known:
         raise ConfigError(f"--recompute {shown(recompute)}: use any, or one of {', '.join(known)}")
+    kept = known if recompute == "any" else (recompute,)
     fitted = _fitted(folders, hardware)
     fit = fitted.fits[hardware]
     attention = kernel or fit.fastest_kernel
+    found = []
     try:
-        found = []
+        if decisions and lengths is None:
+            print(advice.decision_map(fit, attention, gpus_per_node))
+            print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
+            print(f"\n{advice.evidence_of_map(fit, attention)}")
+            print(f"\n{advice.errors(fit, terminal_width())}\n\n{advice.ASSUMPTIONS}")
+            return
+        asked = [
+            (advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory)), config)
+            for number in _numbers("--gpus", gpus)
+            for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
+        ]
         if lengths is not None:
-            kept = known if recompute == "any" else (recompute,)
             policies = [
                 policy
-                for number in _numbers("--gpus", gpus)
-                for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
+                for cluster, config in asked
                 for each in lengths.split(",")
-                for policy in streams.policies(
-                    fit, config, advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory)), each, kept
-                )
+                for policy in streams.policies(fit, config, cluster, each, kept)
             ]
             if as_json:
                 print(json.dumps([*map(streams.as_json, policies)], indent=1))
@@ -99,28 +107,20 @@ def project(
             print(streams.table(policies, terminal_width()))
             print(f"\n{advice.errors(fit, terminal_width())}\n\n{streams.ASSUMPTIONS}")
             return
-        if decisions:
-            print(advice.decision_map(fit, attention, gpus_per_node))
-            print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
-            print(f"\n{advice.evidence_of_map(fit, attention)}")
-        else:
-            for number in _numbers("--gpus", gpus):
-                cluster = advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory))
-                for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir):
-                    kept = known if recompute == "any" else (recompute,)
-                    try:
-                        ways = advice.candidates(fit, config, cluster, kept)
-                        if fitted.one_rank_error is not None:
-                            found += advice.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
-                        found += advice.best_of_each_method(ways)
-                    except advice.NothingFits as error:
-                        print(f"sp-bench: {error}", file=sys.stderr)
-            if as_json:
-                print(json.dumps([each.as_json() for each in found], indent=1))
-                return
-            print(advice.table(found, terminal_width()))
+        for cluster, config in asked:
+            try:
+                ways = advice.candidates(fit, config, cluster, kept)
+                if fitted.one_rank_error is not None:
+                    found += advice.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
+                found += advice.best_of_each_method(ways)
+            except advice.NothingFits as error:
+                print(f"sp-bench: {error}", file=sys.stderr)
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
+    if as_json:
+        print(json.dumps([each.as_json() for each in found], indent=1))
+        return
+    print(advice.table(found, terminal_width()))
     if found:
         print(f"\n{advice.evidence(found, terminal_width())}")
     print(f"\n{advice.errors(fit, terminal_width())}\n\n{advice.ASSUMPTIONS}")
