@@ -89,7 +89,7 @@ PASSES_ON = ("rows", "look", "report", "cli", "cli.py", "api.py")  # but for fil
 HAS_A_REASON = {
     *("rows/names.py", "rows/row.py"),  # what old rows mean
     *("look/doctor.py", "look/methods_table.py", "look/pack.py"),
-    *("rows/consistency.py", "api.py"),  # what a row repeats, and what names a place of `ratios`
+    *("rows/consistency.py", "rows/forms.py", "api.py"),  # what a row repeats, and what names a place of `ratios`
     "cli/predict.py",  # the group of links, and no option
     "cli/documents.py",  # a page's tables of memory
     *("report/cards.py", "report/packed_gate.py", "report/published.py", "report/link_file.py"),
