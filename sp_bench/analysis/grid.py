@@ -196,16 +196,17 @@ def _size(cell: Cell) -> str:
 
 def _column(cell: Cell) -> tuple[str, str]:
     """Which column, and the label there."""
-    if cell.asked["workload"] in TRAINING:
-        packed = ", packed" if words.is_packed(cell) else ""
-        return STEP, f"{words.model(cell)}{packed}"
-    if words.is_packed(cell):
-        return PACKED, words.drawn(cell)
     is_slow = cell.asked["fabric"] not in ("nvlink", None)
     hosts = counted(cell.options["num_nodes"], "host")
     link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"{hosts}, {words.link(cell.options)}"
+    slower = f", {link}" if is_slow else ""
+    if cell.asked["workload"] in TRAINING:
+        packed = ", packed" if words.is_packed(cell) else ""
+        return STEP, f"{words.model(cell)}{packed}{slower}"
+    if words.is_packed(cell):
+        return PACKED, f"{words.drawn(cell)}{slower}"
     if window := cell.asked["window"]:
-        return WINDOWS, f"window of {whole(window)}{f', {link}' if is_slow else ''}"
+        return WINDOWS, f"window of {whole(window)}{slower}"
     if is_slow:
         return LINKS, link if cell.all_ranks_were_there else f"{words.kernel(cell)}, {link}"
     return ATTENTION, words.kernel(cell)
