@@ -271,8 +271,14 @@ def borders(
         seeing = min(len(run), whole.stop - run.start, window - 1)
         at, keys = next((at, keys) for at, keys in _placed(wanted) if border.start in keys)
         hides = seeing + len(border) > window  # something of the border from the last query that sees any of it
-        mask = Window(window - 1 - seeing, seeing - 1) if hides else None
-        before.append(Block(slice(rows, rows + seeing), _within(at, keys, border), causal=False, window=mask))
+        # Queries that see all of a border shorter than they are many need no mask. With one FlashAttention-2 would hide
+        # keys from them: it lowers a window's right side to the number of keys.
+        free = window - len(border) if hides and seeing > len(border) else 0
+        of_border = _within(at, keys, border)
+        if free:
+            before.append(Block(slice(rows, rows + free), of_border, causal=False))
+        mask = Window(window - 1 - seeing, seeing - free - 1) if hides else None
+        before.append(Block(slice(rows + free, rows + seeing), of_border, causal=False, window=mask))
     return Borders(tuple(own), tuple(before), pieces, sum(map(len, wanted)))
 
 
