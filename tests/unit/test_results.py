@@ -44,6 +44,7 @@ def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
             | {"sm_clock_mhz": 1980, "power_w": 612.5, "throttle_reasons": ["sw_power_cap"]},
         ],
         schema.STAGE_ENDS: [{field.name: 2 for field in schema.STAGE_ENDS.value_type}],
+        schema.BATCHES: [{field.name: [2] if field.name == "groups" else 2 for field in schema.BATCHES.value_type}],
         schema.STAGE_TIMES: [{field.name: 0.5 for field in schema.STAGE_TIMES.value_type}],
         schema.STEP_PARTS: [{"forward": 1.5, "recompute": 0.0, "backward": 2.5, "optimizer": 0.5}],
         schema.KERNEL_PARTS: [{field.name: 0.5 for field in schema.KERNEL_PARTS.value_type}],
