@@ -51,7 +51,7 @@ def options() -> str:
     """A table of all options, in the words of their declarations."""
     lines = [
         "# Options",
-        "What a trial is, as `sp_bench/config/trial.py` declares it. On the command line: `path=value`.\n",
+        "What a trial is, as `sp_bench/config/` declares it. On the command line: `path=value`.\n",
         "| path | type | meaning | unit | column | workloads |",
         "|---|---|---|---|---|---|",
     ]

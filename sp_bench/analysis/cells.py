@@ -13,7 +13,7 @@ import pandas as pd
 from sp_bench.analysis.device_sets import are_several
 from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.analysis.words import EXCHANGE, LAUNCH, MICRO_BATCHES, PROTOCOL, Name, name_cells, setting_identifier
-from sp_bench.config.trial import COMPARED
+from sp_bench.config.workload import COMPARED
 from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.formats import GIB
 from sp_bench.rows.names import group_of, library, option_values, pack_seed

@@ -24,7 +24,7 @@ from sp_bench.analysis.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.analysis.selection import MIXED, Selection, select
 from sp_bench.analysis.words import name_cells
 from sp_bench.config.options import OPTIONS
-from sp_bench.config.trial import AUTO
+from sp_bench.config.workload import AUTO
 from sp_bench.formats import counted, whole
 from sp_bench.hardware import OF_TRANSPORT_AND_MEMORY, public_value
 from sp_bench.rows.names import as_asked, config_leaves

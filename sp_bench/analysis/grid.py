@@ -22,7 +22,8 @@ from sp_bench.analysis.settings import (
     Setting,
 )
 from sp_bench.config.conf_files import num_layers
-from sp_bench.config.trial import NO_DELAY, TRAINING
+from sp_bench.config.machine import NO_DELAY
+from sp_bench.config.workload import TRAINING
 from sp_bench.formats import counted, whole
 
 COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (

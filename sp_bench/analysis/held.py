@@ -15,7 +15,7 @@ from sp_bench.analysis.grades import aged_by
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.ratios import ratio_of_pairs
 from sp_bench.analysis.words import link
-from sp_bench.config.trial import NO_DELAY
+from sp_bench.config.machine import NO_DELAY
 
 SMALLEST_SIGN = 0.03  # measured differences below this share have no sign to predict
 _OF_WORLD = ("world", "link", "real_rank")

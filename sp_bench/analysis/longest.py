@@ -8,7 +8,7 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.settings import Setting
-from sp_bench.config.trial import TRAINING
+from sp_bench.config.workload import TRAINING
 from sp_bench.formats import MISSING, whole
 
 # Options that change memory and may be missing in titles

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
 
 from sp_bench.analysis.cells import Cell
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
 

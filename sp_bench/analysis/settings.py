@@ -29,7 +29,7 @@ from sp_bench.analysis.ratios import (
     times,
 )
 from sp_bench.analysis.time_parts import kernels_alone
-from sp_bench.config.trial import COMPARED
+from sp_bench.config.workload import COMPARED
 from sp_bench.formats import MISSING
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside

@@ -1,6 +1,6 @@
 """Names of methods, options, places, cells and settings, made here and nowhere else: words for pages, figures and
 papers; identifiers for the appendix and the CSV. The words of an option and of its values stand at its declaration, in
-config/trial.py.
+config/.
 
 Cells of one setting may share a figure, and cells of one series a line of it. A figure never mixes models, shapes,
 dtypes, data-parallel sizes, numbers of micro-batches, fabrics, devices, memory caps, isolations, ways of launching a
@@ -13,8 +13,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from sp_bench.config.machine import NO_DELAY
 from sp_bench.config.options import BY_PATH, OPTIONS
-from sp_bench.config.trial import NO_DELAY, TRAINING
+from sp_bench.config.workload import TRAINING
 from sp_bench.costs.flags import OF_DEVICES
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.formats import counted, whole

@@ -25,7 +25,7 @@ from sp_bench.attention.keys import add, add_all, joined
 from sp_bench.attention.layouts import Borders, LayoutKind, Piece
 from sp_bench.attention.merge import Part, merge, wide_dtype
 from sp_bench.attention.ring import Queries, Ring, backward_block, forward_block
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.kernels import Attention
 
 Arrive = Callable[[], Tensor]

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from sp_bench.config.documents import causal_pairs, spans
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.costs.attention import score_pairs
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import whole
 from sp_bench.kernels import Attention
 

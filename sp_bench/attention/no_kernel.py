@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 
 Make = Callable[..., Tensor]  # torch.empty or torch.zeros
 

@@ -204,7 +204,7 @@ def _measured_as_one_rank(runs: Sequence[Sequence[str]]) -> Any:
 
 def _links() -> list[Any]:
     """The files of conf/link, ours and the user's."""
-    from sp_bench.config.trial import LinkConfig
+    from sp_bench.config.machine import LinkConfig
     from sp_bench.driver import overrides
 
     return [parse(LinkConfig, overrides.conf_file(f"link/{name}")) for name in overrides.choices("link")]

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from sp_bench.config.trial import Declared, TrialConfig
+from sp_bench.config.declared import Declared
+from sp_bench.config.trial import TrialConfig
 
 
 @dataclass(frozen=True, kw_only=True)

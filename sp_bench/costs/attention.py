@@ -14,8 +14,9 @@ from fractions import Fraction
 from itertools import accumulate
 
 from sp_bench.config.documents import causal_pairs
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape, MethodConfig
+from sp_bench.config.shape import ELEMENT_BYTES, AttentionShape
 
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
 ClosedForm = Callable[[MethodConfig, AttentionShape, int], Traffic]

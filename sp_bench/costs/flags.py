@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from sp_bench.config.trial import ELEMENT_BYTES
+from sp_bench.config.shape import ELEMENT_BYTES
 
 MAX_UNSETTLED_SHARE = 0.03  # how far the second half's median may be from the median of all timed steps, relative to it
 MAX_WINDOW_SHARE = 0.02  # how far a step's median or mean time may be from the window's share of a step, relative to it

@@ -13,8 +13,8 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from sp_bench.config.machine import NO_DELAY, LinkConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import NO_DELAY, LinkConfig
 
 
 def far_share(op: str, members: Sequence[int], place: int, ranks_per_node: int) -> Fraction:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import MIN_MESSAGE_BYTES, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import MIN_MESSAGE_BYTES
 from sp_bench.costs.attention import Traffic
 
 # For a method the primitive that moves its attention tensors is measured: method -> the ledger's name of the primitive.

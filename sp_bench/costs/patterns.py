@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, get_args
 
-from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape
+from sp_bench.config.shape import ELEMENT_BYTES, AttentionShape
 from sp_bench.costs.attention import (
     POSITION_BYTES,
     Traffic,

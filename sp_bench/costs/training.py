@@ -12,7 +12,9 @@ from itertools import islice
 from math import prod
 from statistics import median
 
-from sp_bench.config.trial import ELEMENT_BYTES, ModelConfig, TrialConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.shape import ELEMENT_BYTES
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, add_traffic, attention_forward_flops, scale_traffic
 from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import attention_forward_flops, backward_per_forward, replicated_kv_heads
 
 # What torch runs of an MLP and of a norm that no other code has replaced. Products and messages are the same.

@@ -10,7 +10,9 @@ from typing import Any
 
 from sp_bench import hardware, methods
 from sp_bench.attention.layouts import causal_pairs_of_ranks
-from sp_bench.config.trial import AUTO, TRAINING, MethodConfig, TrialConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import AUTO, TRAINING
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic, attention_forward_flops, backward_per_forward

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sp_bench import hardware, methods
-from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.driver.derived import flops
 
 # The share of the devices' peak that steps reach, for two purposes. The likely share estimates how long GPUs are

@@ -10,7 +10,8 @@ from typing import Any
 
 from sp_bench import hardware, methods
 from sp_bench.config.documents import MULTIPLE, from_text
-from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.costs import memory
 from sp_bench.driver import derived, device_time, proven, ranks
 from sp_bench.driver.attempt import Campaign

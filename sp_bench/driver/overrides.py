@@ -23,8 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config import outside
 from sp_bench.config.conf_files import conf_folder
+from sp_bench.config.machine import HardwareConfig
 from sp_bench.config.parsing import ConfigError, nearest, shown
-from sp_bench.config.trial import HardwareConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.config.yaml_text import read_yaml
 from sp_bench.driver.settings import CampaignConfig
 

@@ -10,7 +10,8 @@ from sp_bench.attention.layouts import causal_pairs_of_ranks
 from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.costs import links, memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
 from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s

@@ -15,9 +15,10 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from sp_bench.config.engine import EngineConfig
 from sp_bench.config.options import as_overridden
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.flags import OF_DEVICES
 from sp_bench.formats import counted
 from sp_bench.rows.names import config_values, tell_apart

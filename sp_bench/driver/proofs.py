@@ -13,7 +13,8 @@ from typing import Any
 
 from sp_bench.config.options import BY_PATH, OPTIONS, as_overridden
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.rows import store
 
 _GROUPS = ("method", "kernel")

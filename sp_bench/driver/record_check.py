@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from sp_bench import hardware, methods
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO, COMPARED, FEWEST_TIMED_STEPS, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import AUTO, COMPARED, FEWEST_TIMED_STEPS
 from sp_bench.costs import message_sizes
 from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.driver.derived import TIMES, Record, derived, internode_predicted_bytes, predicted_bytes

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from sp_bench import methods
 from sp_bench.config.documents import MULTIPLE, longest_pack, shortest_pack
 from sp_bench.config.options import canonical
-from sp_bench.config.trial import PROVABLE_TOKENS, TRAINING, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import PROVABLE_TOKENS, TRAINING
 from sp_bench.costs import memory
 from sp_bench.driver.settings import SearchConfig
 from sp_bench.rows.names import as_asked, config_leaves

@@ -4,7 +4,8 @@ Prose is text for people, which decides nothing that is measured:
 - comments and docstrings;
 - strings that an error is raised with, that an assert or `print` says;
 - what is annotated `Prose` (config/prose.py): strings that such a function returns or such a variable holds; such a
-  field of a class; and what calls in the same file give for such a field or parameter.
+  field of a class; and what calls in the same file give for such a field or parameter. Calls of `Declared`
+  (config/declared.py) are read so in every file.
 
 What chooses between two texts stays, and so does every other string: a dtype, an einsum, a key, what an error's text is
 compared with.
@@ -46,7 +47,8 @@ def _read(path: Path, mtime_ns: int, size: int) -> Code:
 def _parsed(source: bytes) -> Code:
     """The code of a text, parsed once, however many files have it: a copy of the package is as fast as the package."""
     tree = ast.parse(source)
-    syntax = _Syntax(tree, _prose_arguments(tree) if b"Prose" in source else {})
+    prose = _prose_arguments(tree) if b"Prose" in source else {}
+    syntax = _Syntax(tree, _of_declarations() | prose if b"Declared" in source else prose)
     return Code(hashlib.sha256("\0".join(syntax.text).encode()).hexdigest()[:16], frozenset(syntax.imports))
 
 
@@ -218,6 +220,12 @@ def _prose_arguments(tree: ast.Module) -> dict[str, set[int | str]]:
                 own |= {place, name}
         found[node.name] = found.get(node.name, own) & own  # of two with one name, what both have
     return found
+
+
+@cache
+def _of_declarations() -> dict[str, set[int | str]]:
+    """Which arguments of `Declared` are prose."""
+    return _prose_arguments(ast.parse((Path(__file__).parents[1] / "config" / "declared.py").read_bytes()))
 
 
 def _called(node: ast.Call) -> str:

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from sp_bench import methods
-from sp_bench.config.trial import KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.kernels import REFERENCE
 

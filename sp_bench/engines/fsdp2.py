@@ -17,7 +17,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger

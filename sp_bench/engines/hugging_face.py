@@ -25,7 +25,8 @@ from sp_bench.attention.autograd import differentiable
 from sp_bench.attention.masked import Masked
 from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.documents import spans
-from sp_bench.config.trial import ModelConfig, TrialConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.engines import zero3

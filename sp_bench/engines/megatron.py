@@ -28,7 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from sp_bench import methods
-from sp_bench.config.trial import ModelConfig, TrialConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger

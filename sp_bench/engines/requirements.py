@@ -6,8 +6,9 @@ from functools import cache
 
 from sp_bench import engines, hardware, methods
 from sp_bench.config.documents import MULTIPLE
+from sp_bench.config.engine import EngineConfig
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.training import FLOAT8_MULTIPLE, block_shapes, gathers_float8, train_step_traffic
 from sp_bench.engines.float32_twin import float32_twin

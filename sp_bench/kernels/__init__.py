@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
 
 if TYPE_CHECKING:

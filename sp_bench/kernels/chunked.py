@@ -8,7 +8,7 @@ head.
 from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.hardware import missing_packages
 
 if TYPE_CHECKING:

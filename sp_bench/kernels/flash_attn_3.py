@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sp_bench import hardware
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.kernels import cuts, half_precision_reason, sides
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.hardware import missing_packages
 from sp_bench.kernels import DEEPSEEK, cuts, half_precision_reason, sides

@@ -6,7 +6,7 @@ B batch, S tokens, H heads, D head size.
 from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.kernels import half_precision_reason, sides
 

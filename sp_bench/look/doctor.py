@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sp_bench import hardware, kernels, programs
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.driver import identity
 from sp_bench.driver.overrides import THIS_DEVICE

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from sp_bench import handover, hardware, kernels
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.config.trial import AttentionShape, TrialConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.device_rates import DeviceRates
 from sp_bench.costs.flags import MAX_UNEVEN
 from sp_bench.driver import allocation, devices, nodes, plan

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, get_args
 
 from sp_bench import hardware, kernels, methods
 from sp_bench.attention.layouts import LayoutKind
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, parse, shown
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.driver.overrides import conf_file
 from sp_bench.driver.progress import terminal_width
 from sp_bench.formats import text_table

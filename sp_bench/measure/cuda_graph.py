@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sp_bench.config.trial import WorkloadConfig
+from sp_bench.config.workload import WorkloadConfig
 
 Step = Callable[[], Sequence[Tensor]]
 

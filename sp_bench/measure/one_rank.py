@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from sp_bench.config.trial import LinkConfig
+from sp_bench.config.machine import LinkConfig
 from sp_bench.costs.links import MessageTime, far_share, message_time
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect

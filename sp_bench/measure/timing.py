@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._autograd import DeviceType
 
-from sp_bench.config.trial import AUTO, WorkloadConfig
+from sp_bench.config.workload import AUTO, WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.work import ExpectedWork
 from sp_bench.measure import trace

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, cast
 from sp_bench import hardware
 from sp_bench.attention.layouts import SequenceLayout, window_share
 from sp_bench.config import outside
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import (
     OF_METHODS,

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, borders, seen_across
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import latent_reason, travelling, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, all_gather_calls
 from sp_bench.kernels import Attention, Kernel

@@ -23,9 +23,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import POSITION_BYTES, Traffic, add_traffic, head_split_reason, ulysses_traffic
 from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel

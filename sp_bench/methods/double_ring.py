@@ -10,8 +10,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import merging_dtype, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel

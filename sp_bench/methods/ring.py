@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, computed_on, num_blocks
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import (
     border_exchange_reason,
     latent_reason,

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import Traffic, all_gather_traffic
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason

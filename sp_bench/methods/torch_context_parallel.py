@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from sp_bench import kernels
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape, MethodConfig
+from sp_bench.config.shape import ELEMENT_BYTES, AttentionShape
 from sp_bench.costs.attention import Traffic, add_traffic, kv_shard_elements
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention, installed

@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any
 
 from sp_bench import kernels
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import Traffic, add_traffic, all_gather_traffic, ring_traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sp_bench.config.trial import ModelConfig
+from sp_bench.config.model import ModelConfig
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [n,K], w [N,K], bias [N] -> [n,N]
 Weights = Mapping[str, Tensor]

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.kernels import DeltaKernel, chunked
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 
 CHUNK = 512  # tokens that are widened at a time, to bound the memory
 Run = Callable[[Sequence[Tensor]], list[Tensor]]  # q, k, v, dout -> output, dq, dk, dv

@@ -24,7 +24,7 @@ from sp_bench.attention.masked import of_shape
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.documents import spans
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.kernels import Attention, Kernel
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention

@@ -24,7 +24,8 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.documents import spans
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape, TrialConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.flags import budget_of_timed
 from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.latents import error_of_up, keys_and_values

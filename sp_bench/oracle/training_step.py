@@ -39,7 +39,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sp_bench import engines, methods
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import TrialConfig, WorkloadConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs.training import FLOAT8_MULTIPLE, takes_mean_of_means
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import CannotTell, Incorrect

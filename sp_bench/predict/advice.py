@@ -12,7 +12,10 @@ from typing import Any
 from tabulate import tabulate
 
 from sp_bench.analysis import words
-from sp_bench.config.trial import AttentionShape, LinkConfig, MethodConfig, TrialConfig
+from sp_bench.config.machine import LinkConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, cost_text, counted, number, text_table, whole

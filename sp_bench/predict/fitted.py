@@ -21,8 +21,9 @@ from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.analysis.selection import select
 from sp_bench.config.conf_files import num_layers
+from sp_bench.config.machine import NO_DELAY, LinkConfig
 from sp_bench.config.parsing import parse
-from sp_bench.config.trial import NO_DELAY, LinkConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.device_rates import DeviceRates
 from sp_bench.costs.links import message_time
 from sp_bench.formats import GIB

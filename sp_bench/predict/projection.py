@@ -33,8 +33,10 @@ from sp_bench.analysis.fabric_model import PRIMITIVES, bandwidths
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
 from sp_bench.analysis.words import OF_STEP
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import parse
-from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import (
     FLASH_BACKWARD,

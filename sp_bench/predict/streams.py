@@ -16,9 +16,10 @@ from statistics import fmean
 from typing import Any
 
 from sp_bench.config.documents import MULTIPLE, drawn, from_file
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.streams import batches, from_histogram, from_list, packs
-from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.config.yaml_text import read_yaml
 from sp_bench.costs import placing
 from sp_bench.formats import number, text_table, whole

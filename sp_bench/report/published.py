@@ -12,7 +12,7 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s, tokens_per_s_per_gpu
 from sp_bench.analysis.over_depth import OverDepth, over_depth
-from sp_bench.config.trial import NO_DELAY
+from sp_bench.config.machine import NO_DELAY
 from sp_bench.config.yaml_text import read_yaml
 from sp_bench.formats import GIB, number, whole
 from sp_bench.report.table import Column, Table, plain

@@ -26,8 +26,9 @@ from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.ratios import times
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import APART, Difference, Setting, settings
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS
 from sp_bench.formats import GIB, MISSING, counted, whole
 from sp_bench.report import answers, campaigns, held_tables

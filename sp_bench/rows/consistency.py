@@ -16,7 +16,8 @@ from pyarrow import compute
 
 from sp_bench import hardware
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AttentionShape, Stage, parse_stages
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.workload import Stage, parse_stages
 from sp_bench.costs.attention import attention_forward_flops, backward_per_forward
 from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times, may_have_flags
 from sp_bench.costs.training import stage_times

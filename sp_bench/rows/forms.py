@@ -9,7 +9,7 @@ from pyarrow import compute
 
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import AUTO, COMPARED
+from sp_bench.config.workload import AUTO, COMPARED
 from sp_bench.rows.names import cell_id, config_leaves
 from sp_bench.rows.schema import COLUMNS, SCHEMA_VERSION, Column
 

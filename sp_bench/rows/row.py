@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from sp_bench.config.options import BY_COLUMN, OPTIONS, canonical
-from sp_bench.config.trial import AUTO, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import AUTO
 from sp_bench.rows.names import config_leaves
 
 MEASURED = "measured"  # the evidence of old rows

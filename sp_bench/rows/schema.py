@@ -1,6 +1,6 @@
 """The row's schema: what every column is called, holds, means and is made by. No torch.
 
-Options of a trial are declared in config/trial.py, all other columns here. What a record must have, which columns are
+Options of a trial are declared in config/, all other columns here. What a record must have, which columns are
 computed and which are times follow from these declarations.
 """
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sp_bench.attention.autograd import Kept
-from sp_bench.config.trial import ModelConfig
+from sp_bench.config.model import ModelConfig
 from sp_bench.measure import ledger
 from sp_bench.training.model_code import EAGER, ModelCode, Rotation
 from sp_bench.training.offload import Offload

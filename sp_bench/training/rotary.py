@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from sp_bench.config.trial import ModelConfig
+from sp_bench.config.model import ModelConfig
 from sp_bench.training.model_code import Rotation
 
 # In rotations over the original length: Llama 3.1's config.json has low_freq_factor=1 and high_freq_factor=4

@@ -21,7 +21,9 @@ from torch.nn import functional as F
 from sp_bench import kernels, methods
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.no_kernel import NoKernel
-from sp_bench.config.trial import ModelConfig, TrialConfig, WorkloadConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.training import attended_layers
 from sp_bench.measure import ledger

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention

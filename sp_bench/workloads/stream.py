@@ -33,7 +33,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sp_bench import methods
 from sp_bench.attention import meshes
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import EXACT, PROVABLE_TOKENS, TrialConfig
+from sp_bench.config.shape import EXACT
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import PROVABLE_TOKENS
 from sp_bench.engines import fsdp2
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect

@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sp_bench import kernels, methods
 from sp_bench.attention.layouts import SequenceLayout
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 
 NAMES = ("output", "dq", "dk", "dv")
 

@@ -25,7 +25,9 @@ from sp_bench.attention import exchange
 from sp_bench.attention.copy_engines import CopyEngines
 from sp_bench.attention.exchange import Collectives, Message, Transport, local_copies
 from sp_bench.attention.no_kernel import NoKernel
-from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger
 from sp_bench.measure.timing import Schedule

@@ -10,7 +10,11 @@ from test_engines import WITH_TRL, as_a_rank, needs
 from trials import TRAIN, row, trial
 
 from sp_bench.config import trial as config_of_trials
-from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, TrialConfig, WorkloadConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 
 ATTENTION = WorkloadConfig("attention", "forward_backward", True, 2, "auto", 48, attribution=True)
 TRAINS = replace(TRAIN, warmup_steps=2, timed_steps="auto")

@@ -9,15 +9,12 @@ from ranks import here, run, worlds
 from trials import job, row
 
 from sp_bench.attention.exchange import Collectives, Message
-from sp_bench.config.trial import (
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs import message_sizes
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.workloads import collective

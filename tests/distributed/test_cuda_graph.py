@@ -10,15 +10,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from trials import row
 
-from sp_bench.config.trial import (
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.driver import plan
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length

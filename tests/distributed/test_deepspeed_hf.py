@@ -14,7 +14,8 @@ from trials import row
 from trials import trial as training_trial
 
 from sp_bench import methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import attention as attention_costs
 
 METHOD = MethodConfig("deepspeed_ulysses_hf")

@@ -21,7 +21,11 @@ import torch
 from ranks import here, local_rank, run, worlds
 from trials import ODD, PARITY, TINY, TRAIN, assembled, job, trial
 
-from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.driver.derived import TIMES
 from sp_bench.engines import requirements, zero3

@@ -9,7 +9,7 @@ from ranks import run
 from test_train_step import check_counted_bytes
 from trials import TRAIN, trial
 
-from sp_bench.config.trial import MethodConfig
+from sp_bench.config.method import MethodConfig
 from sp_bench.hardware import package_versions
 
 pytestmark = pytest.mark.skipif("torchao" not in package_versions(), reason="torchao is not installed")

@@ -11,7 +11,9 @@ import torch
 from ranks import local_rank, run
 from trials import ODD, TINY, TRAIN, job, trial
 
-from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.hardware import package_versions
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import full_depth, one_process, timed_step, training_step

@@ -17,15 +17,12 @@ from sp_bench import kernels
 from sp_bench.attention import layouts, ring
 from sp_bench.attention.exchange import Collectives, Message
 from sp_bench.attention.head_chunks import ChunkedAttention
-from sp_bench.config.trial import (
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.kernels import cpu_flash
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention, ulysses

@@ -17,15 +17,12 @@ from ranks import here, local_rank, run, worlds
 from test_engines import tensors_left
 from trials import PARITY, TINY, TRAIN, assembled, job, trial
 
-from sp_bench.config.trial import (
-    EngineConfig,
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-)
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.engines import hf_fsdp2, hugging_face
 from sp_bench.hardware import package_versions

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench import kernels, methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.kernels import math
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import identities

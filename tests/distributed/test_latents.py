@@ -12,7 +12,8 @@ from ranks import here, run
 
 from sp_bench import kernels, methods
 from sp_bench.attention.no_kernel import NoKernel
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS
 from sp_bench.costs.work import projection_flops
 from sp_bench.measure import ledger

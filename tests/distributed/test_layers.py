@@ -9,7 +9,8 @@ from ranks import run
 from test_train_step import check_counted_bytes, check_parameters_after_a_step
 from trials import ODD, TINY, TRAIN, job, trial
 
-from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import decoder
 from sp_bench.training import train

@@ -22,7 +22,9 @@ from trials import trial
 
 from sp_bench import kernels, methods
 from sp_bench.attention.exchange import Collectives, _all_gather, _reduce_scatter
-from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger

@@ -19,7 +19,8 @@ from test_ledger import check, counted
 from trials import row
 
 from sp_bench import methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.hardware import package_versions
 
 DEEPSPEED = MethodConfig("deepspeed_ulysses")

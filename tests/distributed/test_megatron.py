@@ -19,7 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from trials import ODD, TINY, TRAIN, job, trial
 
-from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.engines import megatron
 from sp_bench.hardware import package_versions

@@ -14,7 +14,8 @@ from oracle import mesh_of
 from ranks import run
 
 from sp_bench import kernels, methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import memory
 
 

@@ -24,7 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trials import TINY, TRAIN, job, trial
 
-from sp_bench.config.trial import KernelConfig, LinkConfig, MethodConfig, ModelConfig, TrialConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import LinkConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.engines import fsdp2
 from sp_bench.measure import one_rank

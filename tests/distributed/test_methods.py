@@ -10,7 +10,8 @@ from ranks import here, run, worlds
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench import kernels, methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 

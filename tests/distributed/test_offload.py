@@ -17,7 +17,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from trials import TINY, TRAIN, job, trial
 
-from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import num_parameters
 from sp_bench.engines import fsdp2
 from sp_bench.measure.timing import release_memory

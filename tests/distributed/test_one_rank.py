@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sp_bench import methods, workloads
 from sp_bench.attention import meshes
-from sp_bench.config.trial import LinkConfig, TrialConfig
+from sp_bench.config.machine import LinkConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import fsdp2
 from sp_bench.measure import ledger, one_rank, record
 from sp_bench.measure.incorrect import Incorrect

@@ -17,7 +17,9 @@ from test_libraries import needs
 
 from sp_bench import kernels, methods
 from sp_bench.attention.masked import of_shape
-from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 

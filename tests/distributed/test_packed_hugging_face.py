@@ -18,7 +18,11 @@ from test_engines import HF, WITH_TRL, as_a_rank, needs, tensors_left
 from trials import PARITY, TRAIN, assembled, job, trial
 
 from sp_bench import engines
-from sp_bench.config.trial import AttentionShape, EngineConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trl_sft
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect

@@ -14,7 +14,8 @@ from test_train_step import ONE_LAYER, check_counted_bytes, check_parameters_aft
 from trials import PARITY, TRAIN, job, trial
 
 from sp_bench import methods
-from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import training_step
 from sp_bench.training import text, train

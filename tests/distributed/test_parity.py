@@ -9,8 +9,9 @@ from ranks import run
 from test_train_step import averaged_gradients
 from trials import PARITY, TINY, job, trial
 
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.workloads import parity

@@ -13,7 +13,8 @@ from test_ledger import check, counted
 from test_libraries import needs
 
 from sp_bench import methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.hardware import package_versions
 
 NAME = "ring_flash_attn_llama3"

@@ -14,7 +14,9 @@ from ranks import run
 from test_train_step import check_counted_bytes, check_parameters_after_a_step
 from trials import TINY, TRAIN, assembled, trial
 
-from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver.derived import TIMES
 from sp_bench.training.model_code import compiling

@@ -10,8 +10,10 @@ import torch.distributed as dist
 from ranks import run
 from trials import PARITY, TINY, job, row, trial
 
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.workloads import drawn, stream

@@ -18,7 +18,10 @@ from ranks import run
 from test_engines import HF, LONG_WITH_TRL, as_a_rank, needs
 from trials import TRAIN, assembled, job, trial
 
-from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trl_sft, zero3
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.training import train

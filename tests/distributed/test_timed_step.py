@@ -9,7 +9,8 @@ import torch
 from ranks import run
 from trials import ODD, TRAIN, job, trial
 
-from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.flags import flags_of_loss
 from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect

@@ -22,7 +22,9 @@ from trials import TRAIN, job, row
 from trials import trial as training_trial
 
 from sp_bench import kernels, methods
-from sp_bench.config.trial import AttentionShape, KernelConfig, MethodConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.workloads import train_step
 
 NAME = "torch_context_parallel"

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from trials import ODD, TINY, TRAIN, assembled, job, trial
 
-from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect

@@ -24,7 +24,8 @@ from test_libraries import needs
 
 from sp_bench import kernels, methods
 from sp_bench.attention.autograd import differentiable
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.ledger import Ledger

@@ -23,7 +23,10 @@ from torch.distributed.tensor import DTensor
 from trials import TINY, job, trial
 
 from sp_bench import worker
-from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.workloads import train_step
 
 DEEP = replace(TINY, num_layers=3)  # the proof's models have two

@@ -12,7 +12,8 @@ from test_ledger import ledger_of
 from test_methods import TOKENS_A_RANK, heads, method_configs
 
 from sp_bench import kernels, methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_RANKS
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length

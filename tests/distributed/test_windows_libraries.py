@@ -26,7 +26,10 @@ from trials import TINY, job, trial
 from sp_bench.attention.autograd import differentiable
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.masked import Masked
-from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, ModelConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
 from sp_bench.config.windows import Window
 from sp_bench.engines import hugging_face
 from sp_bench.engines.hugging_face import model_config

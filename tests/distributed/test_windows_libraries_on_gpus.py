@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sp_bench import kernels
 from sp_bench.attention.layouts import LayoutKind, SequenceLayout
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.methods import transformer_engine, yunchang
 from sp_bench.methods._ring_flash_attn import load
 from sp_bench.oracle import reduced_length

@@ -20,7 +20,8 @@ from test_ledger import check
 from test_libraries import LAYOUTS, needs
 
 from sp_bench import methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.hardware import package_versions
 
 

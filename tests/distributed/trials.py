@@ -9,15 +9,12 @@ from ranks import here
 from torch.distributed.device_mesh import init_device_mesh
 
 from sp_bench import methods, workloads
-from sp_bench.config.trial import (
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.driver.record_check import checked
 from sp_bench.measure.record import assemble
 from sp_bench.measure.timing import Measurement

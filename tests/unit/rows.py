@@ -18,7 +18,9 @@ from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.selection import COLUMNS, Selection, select
 from sp_bench.config.options import OPTIONS
-from sp_bench.config.trial import TRAINING, AttentionShape, TrialConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.costs import attention as attention_costs
 from sp_bench.driver import plan
 from sp_bench.rows import row as row_of

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import kernels, methods
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.driver.overrides import choices, conf_folder
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sp_bench import kernels
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, OF_RANKS, attention_forward_flops, computed
 from sp_bench.driver import plan
 from sp_bench.kernels import chunked

@@ -9,8 +9,9 @@ import pytest
 from sp_bench import methods
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks, num_blocks
 from sp_bench.config.documents import MAX_DOCUMENTS, causal_pairs, documents, from_file, longest_pack, spans
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import score_pairs
 from sp_bench.driver import plan
 

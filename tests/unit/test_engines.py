@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import engines, hardware, methods
+from sp_bench.config.engine import EngineConfig
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.costs import training as training_costs
 from sp_bench.driver import plan

@@ -26,7 +26,7 @@ from sp_bench.attention.head_chunks import ChunkedAttention, HeadChunks
 from sp_bench.attention.head_exchange import by_rank, copy_rows, exchange_heads, replicate_kv_heads
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.ring import Ring
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import attention as attention_costs
 from sp_bench.measure import ledger
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from sp_bench import engines, hardware, kernels, methods
-from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
 from sp_bench.driver import identity, source_hash
 
 CODE = '''
@@ -152,10 +154,10 @@ def test_code_that_no_rank_runs_is_of_no_cell(file, package, forget, cells):
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("config/trial.py", 'Declared("causal mask"', 'Declared("whether the mask is causal"'),
-        ("config/trial.py", 'Declared("query heads", unit="heads"', 'Declared("heads of queries", unit="query heads"'),
-        ("config/trial.py", "must be even: RoPE rotates pairs", "must be even, since RoPE rotates pairs"),
-        ("config/trial.py", "{verb} workload.{option}, which is {getattr(self, option)}; ", "{verb} {option}: "),
+        ("config/workload.py", 'Declared("causal mask"', 'Declared("whether the mask is causal"'),
+        ("config/model.py", 'Declared("query heads", unit="heads"', 'Declared("heads of queries", unit="query heads"'),
+        ("config/model.py", "must be even: RoPE rotates pairs", "must be even, since RoPE rotates pairs"),
+        ("config/workload.py", "{verb} workload.{option}, which is {getattr(self, option)}; ", "{verb} {option}: "),
         ("config/parsing.py", "must be positive", "must be above 0"),
         ("config/parsing.py", "did you mean {prefix}{near[0]}? ", "perhaps {prefix}{near[0]}; "),
         ("config/parsing.py", '"a whole number in plain digits"', '"a whole number"'),
@@ -199,8 +201,8 @@ def test_words_and_the_estimate_of_memory_are_of_no_cell(file, old, new, package
         ("attention/layouts.py", 'if kind == "zigzag":', 'if kind == "striped":'),
         ("engines/libraries.py", '"cudnn": "sdpa"', '"cudnn": "eager"'),
         ("worker.py", '(r"CUBLAS_STATUS_ALLOC_FAILED", "torch")', '(r"CUBLAS_STATUS_ALLOC_FAILED", "host")'),
-        ("config/trial.py", "if self.head_dim % 2:", "if self.head_dim % 4:"),
-        ("config/trial.py", 'column="method"', 'column="how"'),
+        ("config/model.py", "if self.head_dim % 2:", "if self.head_dim % 4:"),
+        ("config/method.py", 'column="method"', 'column="how"'),
         ("config/parsing.py", "if value is not None and not value > 0:", "if value is not None and not value >= 0:"),
         ("kernels/__init__.py", 'if device != "cuda":', 'if device == "cpu":'),
         ("measure/record.py", 'left_out = ("other", *', 'left_out = ("rest", *'),

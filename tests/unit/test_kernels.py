@@ -9,7 +9,7 @@ import torch
 from sp_bench import hardware, kernels
 from sp_bench.attention.merge import Part, merge
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.kernels import flash_attn_3
 from sp_bench.measure.ledger import CountedKernel, Ledger
 

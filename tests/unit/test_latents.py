@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 
 from sp_bench import kernels, methods
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, attention_forward_flops, flash_backward
 from sp_bench.costs.work import projected_tokens, projection_flops
 from sp_bench.driver import plan

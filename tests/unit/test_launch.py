@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import WorkloadConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.driver import plan, progress
 from sp_bench.measure import timing
 from sp_bench.measure.cuda_graph import Replay

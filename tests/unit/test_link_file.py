@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sp_bench.config.machine import LinkConfig
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import LinkConfig
 from sp_bench.costs.links import curve_problem
 from sp_bench.report import link_file
 

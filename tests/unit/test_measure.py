@@ -14,7 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sp_bench.config.trial import WorkloadConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.measure import timing
 from sp_bench.measure.step_parts import ran_on
 from sp_bench.measure.timing import Clock, Schedule

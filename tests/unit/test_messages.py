@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import MIN_MESSAGE_BYTES
+from sp_bench.config.workload import MIN_MESSAGE_BYTES
 from sp_bench.costs import message_sizes
 from sp_bench.costs.attention import AttentionShape, all_gather_traffic, ring_traffic, ulysses_traffic
 from sp_bench.driver import plan

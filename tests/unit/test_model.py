@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from sp_bench import hardware, kernels
 from sp_bench.attention.autograd import differentiable
-from sp_bench.config.trial import ModelConfig
+from sp_bench.config.model import ModelConfig
 from sp_bench.oracle.decoder import turn_per_token
 from sp_bench.training.model import Decoder, Keeping, initialise
 from sp_bench.training.model_code import rotate

@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from sp_bench.config.engine import EngineConfig
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
 from sp_bench.config.parsing import parse
-from sp_bench.config.trial import (
-    EngineConfig,
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sp_bench.config.machine import LinkConfig
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import LinkConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.links import MessageTime, curve_problem, message_time
 from sp_bench.driver import overrides, plan, proofs, sweep
 from sp_bench.driver.overrides import conf_folder

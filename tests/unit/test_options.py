@@ -82,7 +82,7 @@ def test_an_old_row_is_read_as_it_would_be_written_today(tmp_path, written, read
     assert (table.column_names, table.to_pylist()) == ([*read], [read])
 
 
-# The rule for a new option: it is named in its declaration (config/trial.py), where it is used, in its file of conf and
+# The rule for a new option: it is named in its declaration (in config/), where it is used, in its file of conf and
 # in its test. What passes options on or shows them all takes them from OPTIONS, and their words from the declaration.
 STEERED = ("costs", "kernels", "attention", "methods", "engines", "training", "workloads", "oracle", "worker.py")
 PASSES_ON = ("rows", "look", "report", "cli", "cli.py", "api.py")  # but for files with an own reason to name an option

@@ -12,9 +12,10 @@ import pytest
 from sp_bench import engines, kernels, methods
 from sp_bench.analysis.words import name_cells
 from sp_bench.config import outside
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.outside import Source
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import KernelConfig, MethodConfig
 from sp_bench.driver import identity, plan
 from sp_bench.engines import requirements
 from sp_bench.rows.schema import SCHEMA

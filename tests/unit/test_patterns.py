@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sp_bench import methods
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import attention as attention_costs
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind

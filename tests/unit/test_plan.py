@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp_bench import hardware
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.costs.training import block_shapes, num_parameters
 from sp_bench.driver import notes, plan, ranks

@@ -14,8 +14,11 @@ from sp_bench import hardware, report
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.limits import limits
+from sp_bench.config.machine import LinkConfig
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import AttentionShape, LinkConfig, MethodConfig, TrialConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.driver import overrides, sweep
 from sp_bench.driver.device_time import peak_device

@@ -9,15 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sp_bench.config.trial import (
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs.work import ExpectedWork, KernelCalls
 from sp_bench.driver.derived import derived
 from sp_bench.measure.incorrect import Incorrect

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sp_bench.config.trial import PASS_KINDS, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import PASS_KINDS
 from sp_bench.driver import plan
 from sp_bench.driver.derived import derived
 from sp_bench.driver.record_check import checked

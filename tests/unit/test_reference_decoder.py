@@ -8,7 +8,7 @@ import torch
 from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
 from sp_bench.attention.masked import of_shape
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.hardware import package_versions
 from sp_bench.oracle import decoder as reference
 from sp_bench.training import cross_entropy

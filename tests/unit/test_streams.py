@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 
 from sp_bench.cli.predict import _steps
 from sp_bench.config.documents import causal_pairs, from_file
+from sp_bench.config.kernel import KernelConfig
+from sp_bench.config.machine import FabricConfig, HardwareConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.model import ModelConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.streams import batches, from_histogram, from_list, of_trial, packs
-from sp_bench.config.trial import (
-    FabricConfig,
-    HardwareConfig,
-    KernelConfig,
-    MethodConfig,
-    ModelConfig,
-    TrialConfig,
-    WorkloadConfig,
-)
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed, Ranks, dynamic, loads, lower_bound, per_document, static
 from sp_bench.predict.advice import Cluster

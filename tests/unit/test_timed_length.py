@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench.attention.layouts import SequenceLayout
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.oracle.timed_length import NUM_ROWS, Draw, Looked, _sample, turn
 
 LAYOUTS = [SequenceLayout(kind, 2, 2) for kind in ("contiguous", "zigzag", "striped")]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sp_bench.attention.layouts import SequenceLayout
-from sp_bench.config.trial import AttentionShape, WorkloadConfig
+from sp_bench.config.shape import AttentionShape
+from sp_bench.config.workload import WorkloadConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Schedule
 from sp_bench.methods import SequenceParallelAttention

@@ -22,9 +22,10 @@ from sp_bench.attention.layouts import (
     window_share,
 )
 from sp_bench.config.documents import spans
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window, visible_pairs, whole
 from sp_bench.costs.attention import border_tokens, score_pairs
 from sp_bench.costs.training import attended_layers, train_step_traffic

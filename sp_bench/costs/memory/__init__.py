@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.costs.memory import fsdp2, hf_fsdp2, megatron, zero_3
 from sp_bench.costs.memory.decoder import kept_bytes
 from sp_bench.costs.memory.held import (

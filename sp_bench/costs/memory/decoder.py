@@ -1,6 +1,7 @@
 """What the layers of our decoder keep and compute again."""
 
-from sp_bench.config.trial import ELEMENT_BYTES, TrialConfig
+from sp_bench.config.shape import ELEMENT_BYTES
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory.attention import attention_elements, second_output_elements
 from sp_bench.costs.memory.parts import FP32, FUSED, local_tokens
 

@@ -3,7 +3,8 @@
 from math import prod
 
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import ELEMENT_BYTES, TrialConfig
+from sp_bench.config.shape import ELEMENT_BYTES
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory.attention import is_known
 from sp_bench.costs.memory.decoder import computed_elements, kept_bytes
 from sp_bench.costs.memory.parts import (

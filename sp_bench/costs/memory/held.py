@@ -2,7 +2,8 @@
 
 import math
 
-from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.config.workload import TRAINING
 from sp_bench.costs.memory import fsdp2, zero_3
 from sp_bench.costs.memory.decoder import kept_bytes
 from sp_bench.costs.memory.parts import stored_bytes

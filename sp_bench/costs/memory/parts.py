@@ -3,7 +3,8 @@
 import math
 from typing import NamedTuple
 
-from sp_bench.config.trial import ELEMENT_BYTES, TrialConfig
+from sp_bench.config.shape import ELEMENT_BYTES
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import num_parameters
 
 FUSED = ("compiled", "liger")  # workload.model_code

@@ -2,7 +2,8 @@
 
 from math import prod
 
-from sp_bench.config.trial import ELEMENT_BYTES, TrialConfig
+from sp_bench.config.shape import ELEMENT_BYTES
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory import transformers
 from sp_bench.costs.memory.parts import BF16, FP32, Peak, around_logits, head_elements, local_tokens, page_locked
 from sp_bench.costs.training import block_shapes, num_parameters

@@ -26,7 +26,7 @@ from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import SMALLEST, Difference, Setting, is_baseline, settings
 from sp_bench.config.options import BY_PATH
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.config.trial import TRAINING
+from sp_bench.config.workload import TRAINING
 from sp_bench.formats import counted, whole
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.explorer.verdicts import RECOMPUTED, Verdict, stack, verdicts

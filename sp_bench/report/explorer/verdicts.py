@@ -11,7 +11,7 @@ from sp_bench.analysis.ladder import of_place
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import fastest, ranked
 from sp_bench.analysis.settings import AHEAD, QUESTION, TIE, Difference, Setting
-from sp_bench.config.trial import TRAINING
+from sp_bench.config.workload import TRAINING
 
 RECOMPUTED = "workload.activation_checkpointing"
 # Equal where stacks are compared

@@ -12,7 +12,7 @@ from sp_bench.analysis.chosen import AXES, Line, Lines
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
-from sp_bench.config.trial import TRAINING
+from sp_bench.config.workload import TRAINING
 from sp_bench.formats import counted
 from sp_bench.report.figures.panels import PANEL_IN, grid
 from sp_bench.report.figures.style import (

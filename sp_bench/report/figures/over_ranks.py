@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.metrics import attention_tflops
-from sp_bench.config.trial import NO_DELAY
+from sp_bench.config.machine import NO_DELAY
 from sp_bench.report.figures.panels import MOST_PANELS, PANEL_IN, grid, is_first, left_out, wrapped_title
 from sp_bench.report.figures.style import BLACK, Look, Plot, about, legend, line, rank_axis, tokens, trial_ids
 

@@ -11,7 +11,7 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.metrics import sent_gib, wire_gib
 from sp_bench.analysis.settings import Setting
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
 from sp_bench.formats import GIB

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.ratios import by_speed, pairs, ratio_of_pairs
-from sp_bench.config.trial import NO_DELAY
+from sp_bench.config.machine import NO_DELAY
 from sp_bench.report.figures.panels import MOST_PANELS, PANEL_IN, grid, is_first, left_out, wrapped_title
 from sp_bench.report.figures.style import (
     BLACK,

@@ -17,7 +17,7 @@ from sp_bench.analysis.pattern_bytes import PatternBytes, pattern_bytes
 from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.statistics import Interval
 from sp_bench.analysis.time_parts import Attribution, Part, attributions
-from sp_bench.config.trial import COMPARED
+from sp_bench.config.workload import COMPARED
 from sp_bench.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.hardware import public_value
 from sp_bench.report import held_tables
