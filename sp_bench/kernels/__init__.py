@@ -179,10 +179,23 @@ def cumulative(documents: tuple[int, ...], device: "torch.device") -> "torch.Ten
     return torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32, device=device)
 
 
-def cuts(documents: tuple[int, ...], device: "torch.device") -> dict[str, Any]:
-    """The arguments of flash kernels for packed documents, by name and in order: `cumulative` and the longest one."""
+def flash_mask(documents: tuple[int, ...], window: Window | None, device: "torch.device") -> dict[str, Any]:
+    """Documents and a window by the names of the FlashAttention packages, which take packed tensors `without_batch`."""
+    if not documents:
+        return sides(window)
     ends, longest = cumulative(documents, device), max(documents)
-    return {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    cuts = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    return cuts | sides(window)
+
+
+def without_batch(documents: tuple[int, ...], *tensors: "Tensor") -> "tuple[Tensor, ...]":
+    """Packed tensors without their first axis, which is 1: [1,S,H,D] -> [S,H,D]; others as they are."""
+    return tuple(each[0] for each in tensors) if documents else tensors
+
+
+def with_batch(documents: tuple[int, ...], *tensors: "Tensor") -> "tuple[Tensor, ...]":
+    """The way back of `without_batch`."""
+    return tuple(each[None] for each in tensors) if documents else tensors
 
 
 def sides(window: Window | None) -> dict[str, int]:

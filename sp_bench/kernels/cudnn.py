@@ -47,15 +47,7 @@ def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float
 
 
 def backward(
-    dout: "Tensor",
-    q: "Tensor",
-    k: "Tensor",
-    v: "Tensor",
-    out: "Tensor",
-    lse: "Tensor",
-    *,
-    causal: bool,
-    scale: float,
+    dout: "Tensor", q: "Tensor", k: "Tensor", v: "Tensor", out: "Tensor", lse: "Tensor", *, causal: bool, scale: float
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 

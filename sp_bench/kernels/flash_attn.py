@@ -6,7 +6,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.hardware import missing_packages
-from sp_bench.kernels import cuts, half_precision_reason, sides
+from sp_bench.kernels import flash_mask, half_precision_reason, with_batch, without_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,7 @@ def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     return None
 
 
-_PLAIN = {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None}
-_NO_WINDOW = Window(-1, -1)
+_OPTIONS = {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None, "window_size_left": -1, "window_size_right": -1}
 
 
 def forward(
@@ -44,17 +43,10 @@ def forward(
         _flash_attn_varlen_forward,
     )
 
-    options = {
-        "softmax_scale": scale,
-        "causal": causal,
-        "return_softmax": False,
-        **sides(window or _NO_WINDOW),
-        **_PLAIN,
-    }
-    if documents:
-        out, lse, *_ = _flash_attn_varlen_forward(q[0], k[0], v[0], *cuts(documents, q.device).values(), **options)
-        return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
-    out, lse, *_ = _flash_attn_forward(q, k, v, **options)
+    call = _flash_attn_varlen_forward if documents else _flash_attn_forward
+    options = {**_OPTIONS, "softmax_scale": scale, "causal": causal, **flash_mask(documents, window, q.device)}
+    out, lse, *_ = call(*without_batch(documents, q, k, v), return_softmax=False, **options)
+    out, lse = with_batch(documents, out, lse)
     return out, lse
 
 
@@ -77,18 +69,10 @@ def backward(
         _flash_attn_varlen_backward,
     )
 
-    # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    options = {
-        "softmax_scale": scale,
-        "causal": causal,
-        "deterministic": False,
-        **sides(window or _NO_WINDOW),
-        **_PLAIN,
-    }
-    if documents:
-        tensors = (dout[0], q[0], k[0], v[0], out[0], lse[0].contiguous(), dq[0], dk[0], dv[0])
-        _flash_attn_varlen_backward(*tensors, *cuts(documents, q.device).values(), **options)
-        return dq, dk, dv
-    _flash_attn_backward(dout, q, k, v, out, lse.contiguous(), dq, dk, dv, **options)
+    call = _flash_attn_varlen_backward if documents else _flash_attn_backward
+    options = {**_OPTIONS, "softmax_scale": scale, "causal": causal, **flash_mask(documents, window, q.device)}
+    # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
+    tensors = without_batch(documents, dout, q, k, v, out, lse.contiguous(), dq, dk, dv)
+    call(*tensors, deterministic=False, **options)
     return dq, dk, dv

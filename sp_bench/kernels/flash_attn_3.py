@@ -12,7 +12,7 @@ from sp_bench import hardware
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
-from sp_bench.kernels import cuts, half_precision_reason, sides
+from sp_bench.kernels import flash_mask, half_precision_reason, with_batch, without_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,11 +62,9 @@ def forward(
     window: Window | None = None,
 ) -> "tuple[Tensor, Tensor]":
     # keys in one part: no kernel combines
-    options = {"softmax_scale": scale, "is_causal": causal, "num_splits": 1} | sides(window)
-    if documents:
-        out, lse, *_ = _operations().fwd(q[0], k[0], v[0], **options, **cuts(documents, q.device))
-        return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
-    out, lse, *_ = _operations().fwd(q, k, v, **options)
+    options = {"softmax_scale": scale, "is_causal": causal, "num_splits": 1} | flash_mask(documents, window, q.device)
+    out, lse, *_ = _operations().fwd(*without_batch(documents, q, k, v), **options)
+    out, lse = with_batch(documents, out, lse)
     return out, lse
 
 
@@ -86,12 +84,9 @@ def backward(
     import torch
 
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    options = {"softmax_scale": scale, "is_causal": causal} | sides(window)
-    tensors = (dout, q, k, v, out, lse.contiguous(), dq, dk, dv)  # a ring passes slices of lse
-    if documents:
-        _operations().bwd(*(each[0] for each in tensors), **options, **cuts(documents, q.device))
-    else:
-        _operations().bwd(*tensors, **options)
+    options = {"softmax_scale": scale, "is_causal": causal} | flash_mask(documents, window, q.device)
+    # a ring passes slices of lse
+    _operations().bwd(*without_batch(documents, dout, q, k, v, out, lse.contiguous(), dq, dk, dv), **options)
     return dq, dk, dv
 
 

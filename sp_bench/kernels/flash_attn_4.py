@@ -15,7 +15,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
 from sp_bench.hardware import missing_packages
-from sp_bench.kernels import DEEPSEEK, cuts, half_precision_reason, sides
+from sp_bench.kernels import DEEPSEEK, flash_mask, half_precision_reason, with_batch, without_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,11 +48,9 @@ def forward(
     documents: tuple[int, ...] = (),
     window: Window | None = None,
 ) -> "tuple[Tensor, Tensor]":
-    options = {"softmax_scale": scale, "causal": causal, "return_lse": True} | sides(window)
-    if documents:
-        out, lse, *_ = _library()._flash_attn_fwd(q[0], k[0], v[0], **options, **cuts(documents, q.device))
-        return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
-    out, lse, *_ = _library()._flash_attn_fwd(q, k, v, **options)
+    options = {"softmax_scale": scale, "causal": causal, "return_lse": True} | flash_mask(documents, window, q.device)
+    out, lse, *_ = _library()._flash_attn_fwd(*without_batch(documents, q, k, v), **options)
+    out, lse = with_batch(documents, out, lse)
     return out, lse
 
 
@@ -69,13 +67,11 @@ def backward(
     documents: tuple[int, ...] = (),
     window: Window | None = None,
 ) -> "tuple[Tensor, Tensor, Tensor]":
+    options = {"softmax_scale": scale, "causal": causal} | flash_mask(documents, window, q.device)
     # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
-    options = {"softmax_scale": scale, "causal": causal} | sides(window)
-    if documents:
-        tensors = (q[0], k[0], v[0], out[0], dout[0], lse[0].contiguous())
-        dq, dk, dv, *_ = _library()._flash_attn_bwd(*tensors, **options, **cuts(documents, q.device))
-        return dq[None], dk[None], dv[None]
-    dq, dk, dv, *_ = _library()._flash_attn_bwd(q, k, v, out, dout, lse.contiguous(), **options)
+    tensors = without_batch(documents, q, k, v, out, dout, lse.contiguous())
+    dq, dk, dv, *_ = _library()._flash_attn_bwd(*tensors, **options)
+    dq, dk, dv = with_batch(documents, dq, dk, dv)
     return dq, dk, dv
 
 
