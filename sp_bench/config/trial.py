@@ -24,6 +24,11 @@ from sp_bench.config.workload import ATTENTION, AUTO, PROVABLE_TOKENS, Stage, Wo
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 
 
+def has_times(fit: bool, ranks_per_gpu: int) -> bool:
+    """Whether times of a trial mean something: not where attention is left out, or where ranks share a GPU."""
+    return not fit and ranks_per_gpu == 1
+
+
 @dataclass(frozen=True)
 class TrialConfig:
     """Everything that says what is measured; equal configs are the same cell of a campaign."""
@@ -395,8 +400,8 @@ class TrialConfig:
 
     @property
     def is_timed(self) -> bool:
-        """Whether its times mean something: not where attention is left out, or where ranks share a GPU."""
-        return not self.workload.fit and self.hardware.ranks_per_gpu == 1
+        """Whether its times mean something."""
+        return has_times(self.workload.fit, self.hardware.ranks_per_gpu)
 
     @property
     def num_sequences(self) -> int:

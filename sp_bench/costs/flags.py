@@ -58,7 +58,7 @@ def flags_of_times(
         found = {flag for each in of_stages for flag in flags_of_times(each, [sum(each)])} - {"window_disagrees"}
         return sorted(found)
     found = {}
-    if len(step_ms) and max(step_ms) - min(step_ms) > QUIET_SHARE * min(step_ms):
+    if len(step_ms) and not _are_quiet(min(step_ms), max(step_ms)):
         found = {
             "unsettled": is_unsettled(step_ms),
             "transient": is_transient(step_ms),
@@ -71,10 +71,18 @@ def flags_of_times(
 def may_have_flags(step_ms: Any, window_ms: Any) -> Any:
     """Of many rows at once: False where `flags_of_times` finds none. step_ms: array [rows, steps]; window_ms: array
     [rows], the longest window."""
-    shortest, a_step = step_ms.min(axis=1), window_ms / step_ms.shape[1]
-    quiet = step_ms.max(axis=1) - shortest <= QUIET_SHARE * shortest
-    ends = (abs(step_ms - a_step[:, None]) <= MAX_WINDOW_SHARE * a_step[:, None]).all(axis=1)
-    return ~(quiet & ends)
+    fits = _fits_window(step_ms, (window_ms / step_ms.shape[1])[:, None]).all(axis=1)
+    return ~(_are_quiet(step_ms.min(axis=1), step_ms.max(axis=1)) & fits)
+
+
+def _are_quiet(shortest_ms: Any, longest_ms: Any) -> Any:
+    """Of numbers, or of arrays over rows."""
+    return longest_ms - shortest_ms <= QUIET_SHARE * shortest_ms
+
+
+def _fits_window(ms: Any, a_step: Any) -> Any:
+    """Whether a time is the window's share of a step: of numbers, or of arrays."""
+    return abs(ms - a_step) <= MAX_WINDOW_SHARE * a_step
 
 
 def is_unsettled(step_ms: Sequence[float]) -> bool:
@@ -140,9 +148,7 @@ def window_disagrees(step_ms: Sequence[float], window_ms: Sequence[float]) -> bo
     if not len(step_ms) or not len(window_ms):
         return False
     a_step = max(window_ms) / len(step_ms)
-    return any(
-        abs(ms - a_step) > MAX_WINDOW_SHARE * a_step for ms in (statistics.median(step_ms), statistics.fmean(step_ms))
-    )
+    return not all(_fits_window(ms, a_step) for ms in (statistics.median(step_ms), statistics.fmean(step_ms)))
 
 
 def flags_of_loss(loss: Sequence[float], stage_ends: Sequence[Mapping[str, Any]] = ()) -> list[str]:

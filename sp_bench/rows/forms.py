@@ -9,6 +9,7 @@ from pyarrow import compute
 
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
+from sp_bench.config.trial import has_times
 from sp_bench.config.workload import AUTO, COMPARED
 from sp_bench.rows.names import cell_id, config_leaves
 from sp_bench.rows.schema import COLUMNS, SCHEMA_VERSION, Column
@@ -32,7 +33,7 @@ class _Config:
         asked = ((path, column, leaves.get(path)) for path, column in _OF_CONFIG)
         self.asked = [each for each in asked if each[2] not in (None, AUTO)]  # auto: the column has what came of it
         self.fits = bool(leaves.get("workload.fit"))
-        self.is_timed = not self.fits and (leaves.get("hardware.ranks_per_gpu") or 1) == 1  # as `TrialConfig.is_timed`
+        self.is_timed = has_times(self.fits, leaves.get("hardware.ranks_per_gpu") or 1)
         self.timed_steps, self.warmup_steps = leaves.get("workload.timed_steps"), leaves.get("workload.warmup_steps", 0)
 
 
