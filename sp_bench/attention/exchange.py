@@ -238,10 +238,7 @@ def local_copies() -> Iterator[None]:
 
 
 def start(
-    sent: Sequence[Tensor],
-    received: Sequence[Tensor],
-    issue: Callable[[], Message],
-    copy: Callable[[], object],
+    sent: Sequence[Tensor], received: Sequence[Tensor], issue: Callable[[], Message], copy: Callable[[], object]
 ) -> Message:
     """Start a message of `sent` that fills `received`: by `issue`, or by `copy` inside `local_copies`."""
     if not _local["copies"]:

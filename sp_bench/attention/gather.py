@@ -91,16 +91,7 @@ class Gather:
         return out, lse
 
     def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        scale: float,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D], in the inputs' dtype."""
         kv, runs = joined(k, v), self.runs(q.shape[1] * self.transport.group.size(), causal)

@@ -64,16 +64,7 @@ class OverLatents:
         return self.kernel.forward(q, *kv, causal=causal, scale=scale)
 
     def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        scale: float,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert self.gradient is not None
         kv = projection(self.kernel)(k, self.up, q.shape[-1])

@@ -23,16 +23,7 @@ class Masked:
         return self.kernel.forward(q, k, v, causal=self._causal(causal), scale=scale, **self.mask)
 
     def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        scale: float,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         return self.kernel.backward(dout, q, k, v, out, lse, causal=self._causal(causal), scale=scale, **self.mask)
 

@@ -65,16 +65,7 @@ class Ring:
         return out, lse
 
     def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        scale: float,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D], in the inputs' dtype."""
 

@@ -79,12 +79,7 @@ def core_id(device: str, model: str | None = None) -> str:
 
 @cache
 def _env_id(
-    device: str,
-    model: str | None,
-    method: str,
-    kernel: str | None,
-    engine: str | None,
-    from_outside: tuple[str, ...],
+    device: str, model: str | None, method: str, kernel: str | None, engine: str | None, from_outside: tuple[str, ...]
 ) -> str:
     named = zip(BY_NAME, (method, kernel, engine), strict=True)
     files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named if name]

@@ -160,11 +160,7 @@ def _places(config: TrialConfig, environments: Sequence[Mapping[str, Any]]) -> t
 
 
 def _run(
-    ranks: Ranks | nodes.SpreadRanks,
-    trial: Path,
-    config: TrialConfig,
-    names: Sequence[str],
-    say: Callable[[str], None],
+    ranks: Ranks | nodes.SpreadRanks, trial: Path, config: TrialConfig, names: Sequence[str], say: Callable[[str], None]
 ) -> list[str]:
     """Run the ranks to their end. Returns whose failed and how, or who did not end in time."""
     folder, start = trial.parent, time.monotonic()

@@ -385,12 +385,7 @@ class Observer:
     """
 
     def __init__(
-        self,
-        config: TrialConfig,
-        expected: Mapping[str, Tensor],
-        budgets: Mapping[str, float],
-        *,
-        sample: int = SAMPLE,
+        self, config: TrialConfig, expected: Mapping[str, Tensor], budgets: Mapping[str, float], *, sample: int = SAMPLE
     ) -> None:
         self._workload, self._sample_size = config.workload, sample
         self._gradients, self._budgets = expected, budgets
