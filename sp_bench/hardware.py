@@ -50,6 +50,7 @@ PACKAGES = (
     "flash-attn-3",
     "flash-attn-4",
     "fla-core",  # kernels of flash-linear-attention
+    "tilelang",  # it replaces one of them on Hopper
     "ring-flash-attn",
     "yunchang",
     "deepspeed",
@@ -67,7 +68,7 @@ PACKAGES = (
 
 RECORDED_VARIABLES = re.compile(
     r"NCCL_\w+|NVTE_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
-    r"|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+    r"|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED|FLA_\w+"
 )
 # Of these, what is recorded with its value: numbers and words of the libraries. Others may hold a host, a path or a
 # secret, and a hash of the value is recorded.
@@ -84,7 +85,7 @@ OF_PUBLIC_VALUES = re.compile(
     r"|USE_COMM_NONBLOCKING|USE_TENSOR_REGISTER_ALLOCATOR_HOOK)|TORCH_DIST_INIT_BARRIER"
     r"|NVTE_(FRAMEWORK|(FLASH|FUSED|UNFUSED)_ATTN(_V\d)?|FUSED_ATTN_BACKEND|ALLOW_NONDETERMINISTIC_ALGO|DEBUG|DEBUG_LEVEL"
     r"|TORCH_COMPILE|BATCH_MHA_P2P_COMM)"
-    r"|OMP_\w+|CUDA_\w+|PYTORCH_\w+|FLASH_ATTENTION_\w+"
+    r"|OMP_\w+|CUDA_\w+|PYTORCH_\w+|FLASH_ATTENTION_\w+|FLA_(TILELANG|FLASH_QLA|USE_\w+|TRIL_PRECISION|CACHE_MODE)"
 )
 # Of the recorded ones, what changes how messages travel, or how torch allocates
 OF_TRANSPORT_AND_MEMORY = re.compile(r"NCCL_(?!DEBUG)\w+|PYTORCH_(CUDA_)?ALLOC_CONF")

@@ -5,13 +5,13 @@ import re
 import pytest
 import torch
 
-from sp_bench import kernels
+from sp_bench import hardware, kernels
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, OF_RANKS, attention_forward_flops, computed
 from sp_bench.driver import plan
-from sp_bench.kernels import chunked
+from sp_bench.kernels import chunked, fla
 from sp_bench.oracle import delta
 
 QWEN3_NEXT = AttentionShape(*(1, 131_072, 32, 16, 128, True, "bfloat16"), gated_delta=True)
@@ -92,6 +92,19 @@ def test_a_plan_names_the_methods_and_kernels_that_compute_it(make_config):
     assert "use method.variant=gather" in reason(**one_rank, method__variant="chain")
     config = make_config(model="qwen3_next_linear", kernel="chunked", seq_len=4096, **one_rank)
     assert (reason(**one_rank), config.real_place) == ("None", 3)
+
+
+@pytest.mark.parametrize(
+    ("triton", "capability", "works"),
+    [("3.3.1", (9, 0), True), ("3.6.0", (9, 0), False), ("3.6.0", (8, 0), True), ("3.7.1", (9, 0), True)],
+)
+def test_fla_is_refused_with_a_triton_by_which_its_backward_is_wrong(monkeypatch, triton, capability, works):
+    device = hardware.Gpu("a GPU", "uuid", capability=capability)
+    monkeypatch.setattr(hardware, "gpus", lambda: hardware.Gpus("driver", (device,)))
+    monkeypatch.setattr(hardware, "package_versions", lambda: {"fla-core": "0.6.0", "triton": triton})
+    monkeypatch.setattr(fla, "_triton_reason", fla._triton_reason.__wrapped__)
+    reason = fla.unsupported_reason(QWEN3_NEXT, "cuda")
+    assert reason is None if works else "where its backward is wrong with triton 3.6.0: pip install" in str(reason)
 
 
 def test_cells_of_softmax_keep_their_ids(make_config):
