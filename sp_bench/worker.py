@@ -150,7 +150,7 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
 def _join(config: TrialConfig, device: torch.device) -> None:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT, or have a model of them."""
     if config.world == "one_rank":
-        one_rank.join(config.real_place or 0, config.world_size, config.ranks_per_node, config.link, device)
+        one_rank.join(methods.real_place(config) or 0, config.world_size, config.ranks_per_node, config.link, device)
         return
     meet(config, device)
 

@@ -6,7 +6,7 @@ gathering the slices over the ulysses group gives the shard back in order.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,11 +14,10 @@ from functools import cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
-from sp_bench.config.documents import causal_pairs, spans
+from sp_bench.config.documents import spans
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window
-from sp_bench.costs.attention import score_pairs
 
 LayoutKind = Literal["contiguous", "zigzag", "striped", "document_zigzag", "zigzag_by_kind"]
 
@@ -343,17 +342,14 @@ def _striped_window_block(ahead: int, ring_degree: int, shard_len: int, window: 
     return Block(slice(first, None), slice(0, length), causal=mask is None, window=mask)
 
 
-def window_share(layout: SequenceLayout, shape: AttentionShape, rank: int) -> Fraction:
-    """Which part of all attention `rank` computes. Under a window the first tokens see less than the others; else the
-    ranks have equal parts."""
-    window = shape.window
-    if window is None or layout.ring_degree == 1:
-        return Fraction(1, layout.sp_size)
-    ring_rank, _ = layout.coordinates(rank)
-    runs = SequenceLayout(computed_on(layout.kind, window), layout.ring_degree).runs(ring_rank, shape.seq_len)
-    mine = sum(min(position + 1, window) for run in runs for position in run)
-    total = score_pairs(shape) // shape.batch_size
-    return Fraction(mine, total * layout.ulysses_degree)
+@cache
+def shares_of_ranks(layout: SequenceLayout, shape: AttentionShape) -> tuple[Fraction, ...]:
+    """Which part of all attention each rank computes, by the pairs that its queries see."""
+    pairs = [1] * layout.ring_degree
+    if layout.ring_degree > 1 and shape.causal and not shape.gated_delta:
+        pairs = causal_pairs_of_ranks(layout, shape.documents or (shape.seq_len,), shape.window)
+    rings = (layout.coordinates(rank)[0] for rank in range(layout.sp_size))
+    return tuple(Fraction(pairs[ring], sum(pairs) * layout.ulysses_degree) for ring in rings)
 
 
 class NumBlocks(NamedTuple):
@@ -407,19 +403,26 @@ def _within(place: int, run: range, part: range) -> slice:
 def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int], window: int | None = None) -> list[int]:
     """Visible (query, key) pairs of one head that each ring rank computes, where documents of these lengths are packed.
     Ranks that exchange heads compute those of their ring rank, of as many heads each."""
-    cut = tuple(documents) if layout.kind == "document_zigzag" else ()
-    ring = SequenceLayout(layout.kind, layout.ring_degree, documents=cut)
+    kind = computed_on(layout.kind, window)
+    ring = SequenceLayout(kind, layout.ring_degree, documents=tuple(documents) if kind == "document_zigzag" else ())
     wholes = list(spans(documents))
     starts = [whole.start for whole in wholes]
     return [
         sum(
-            causal_pairs([min(run.stop, whole.stop) - whole.start], window)
-            - causal_pairs([max(run.start, whole.start) - whole.start], window)
+            _causal_pairs(run[bisect_left(run, whole.start) : bisect_left(run, whole.stop)], whole.start, window)
             for run in ring.runs(rank, sum(documents))
             for whole in wholes[bisect_right(starts, run.start) - 1 : bisect_right(starts, run.stop - 1)]
         )
         for rank in range(layout.ring_degree)
     ]
+
+
+def _causal_pairs(run: range, start: int, window: int | None) -> int:
+    """Keys that the queries of `run` see together, of a document that begins at `start`."""
+    seen = range(run.start - start + 1, run.stop - start + 1, run.step)
+    growing = seen if window is None else seen[: bisect_right(seen, window)]
+    rest = (len(seen) - len(growing)) * (window or 0)
+    return (growing[0] + growing[-1]) * len(growing) // 2 + rest if growing else rest
 
 
 def head_groups(num_heads: int, num_kv_heads: int, stride: int) -> list[tuple[slice, slice]]:

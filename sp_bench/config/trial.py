@@ -92,8 +92,8 @@ class TrialConfig:
     real_rank: Annotated[
         int | None,
         Declared(
-            "world=one_rank: which rank is there; null: the one with the most work, 0 of even layouts, under a window "
-            "the middle one"
+            "world=one_rank: which rank is there; null: the one with the most work; of equals 0, or under a window the "
+            "middle one"
         ),
     ] = None
     link: Annotated[
@@ -367,17 +367,6 @@ class TrialConfig:
     def evidence(self) -> Literal["measured", "one_rank"]:
         """What kind of row its trials leave."""
         return "measured" if self.world == "ranks" else "one_rank"
-
-    @property
-    def real_place(self) -> int | None:
-        """The rank that is there; None: all are. Where the work is even, rank 0 has the most: a whole shard of
-        parameters that do not divide evenly. Under a window the first ranks see less, and the last one sends nothing
-        on: the middle one does both. Of states the last one has the most to put together."""
-        if self.world == "ranks":
-            return None
-        busiest = self.world_size // 2 if "window" in self.kinds else 0
-        busiest = self.world_size - 1 if self.model.attention == "gated_delta" else busiest
-        return busiest if self.real_rank is None else self.real_rank
 
     @property
     def num_processes(self) -> int:

@@ -217,13 +217,14 @@ def _recomputed(config: TrialConfig) -> bool:
     return config.workload.activation_checkpointing == "full"
 
 
-def updated_elements(config: TrialConfig) -> int:
-    """Elements that the optimizers of all ranks update in one step, for our engines; in a world of one rank, its own.
+def updated_elements(config: TrialConfig, rank: int) -> int:
+    """Elements that the optimizers of all ranks update in one step, for our engines; in a world of one rank, those of
+    `rank`.
 
     FSDP2 updates each parameter once a replica. ZeRO-3 cuts each flat into equal parts over all ranks, and pads it.
     """
-    if config.engine.name in FSDP2 and config.real_place is not None:
-        shard = config.real_place % config.num_shards
+    if config.engine.name in FSDP2 and config.world == "one_rank":
+        shard = rank % config.num_shards
         return sum(
             times * _elements_of_shard(shape, shard, config.num_shards)
             for times, shapes in ((1, root_shapes), (config.model.num_layers, block_shapes))
@@ -257,11 +258,12 @@ def _half_sums(config: TrialConfig) -> int | None:
 
 
 def expected_work(
-    config: TrialConfig, padded_seq_len: int, calls: Mapping[str, KernelCalls] | None, *, products: bool
+    config: TrialConfig, padded_seq_len: int, rank: int, calls: Mapping[str, KernelCalls] | None, *, products: bool
 ) -> ExpectedWork:
     """What one step must compute. An engine from outside trains what it likes, and transformers bring an attention of
     their own.
 
+    rank: whose parameters are updated, in a world of one rank.
     calls: of this rank, in one attention call of each kind; None: it is not known how the method calls the kernel.
     products: whether all matrix products outside the kernel are the decoder's.
     """
@@ -270,7 +272,7 @@ def expected_work(
         return ExpectedWork()
     expected = ExpectedWork(
         matmul_flops=matmul_flops_by_dtype(config, padded_seq_len) if products else None,
-        updated_elements=updated_elements(config),
+        updated_elements=updated_elements(config, rank),
         replaced_ops=_replaced_ops(config),
         updated_by=_updated_by(config),
         half_sums=_half_sums(config),

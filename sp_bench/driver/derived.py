@@ -166,7 +166,7 @@ def internode_predicted_bytes(config: TrialConfig, padded_len: int | None) -> li
     traffic = _predicted_traffic(config, padded_len)
     if config.num_nodes == 1 or traffic is None:
         return None
-    ranks = range(config.world_size) if config.real_place is None else [config.real_place]
+    ranks = range(config.world_size) if (place := methods.real_place(config)) is None else [place]
     far = [methods.between_nodes(config, traffic, rank) for rank in ranks]
     return [float(size) for size in far if size is not None] if None not in far else None
 
@@ -174,7 +174,9 @@ def internode_predicted_bytes(config: TrialConfig, padded_len: int | None) -> li
 def _predicted_traffic(config: TrialConfig, padded_len: int | None) -> Traffic | None:
     if config.workload.name == "collective":
         traffic = message_sizes.traffic(config, message_sizes.message_sizes(config)[-1])
-    elif (traffic := methods.attention_traffic(config, padded_len or config.seq_len, config.real_place)) is None:
+    elif (
+        traffic := methods.attention_traffic(config, padded_len or config.seq_len, methods.real_place(config))
+    ) is None:
         return None
     elif config.workload.name in TRAINING:
         traffic = requirements.traffic(config, padded_len or config.seq_len, traffic)

@@ -241,7 +241,7 @@ def _uneven_reason(config: TrialConfig) -> str | None:
         return f"{options}: packed documents give the ranks different borders; use method=ulysses"
     if layout.kind in ("contiguous", "striped"):
         return f"{options}: a causal mask gives the ranks different work, and one rank stands for all; use zigzag"
-    if config.method.name == "ring" and config.method.sends == "latent" and config.real_place != 0:
+    if config.method.name == "ring" and config.method.sends == "latent" and methods.real_place(config) != 0:
         return (
             f"{options}, real_rank={config.real_rank}: of latents that travel the first rank projects up most, and the "
             "slowest rank stands for all; use real_rank=null"
@@ -323,7 +323,7 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
         *(str(hardware.threads_per_rank), str(hardware.allocator), f"{hardware.ranks_per_gpu:06d}"),
         repr(sorted(config.fabric.env.items())),
     )
-    world = (config.world, str(config.real_place), repr(config.link)) if config.world == "one_rank" else ()
+    world = (config.world, str(methods.real_place(config)), repr(config.link)) if config.world == "one_rank" else ()
     return (f"{config.world_size:06d}", *kinds, *started_with, f"{config.num_nodes:06d}", *world)
 
 

@@ -156,9 +156,8 @@ def _problems_of_bytes(config: TrialConfig, padded_len: int | None, known: Recor
 
 
 def _problems_of_work(config: TrialConfig, padded_len: int | None, known: Record) -> Iterator[str]:
-    for name, value in methods.expected_work(
-        config, padded_len or config.seq_len, config.real_place or 0
-    ).columns.items():
+    rank = methods.real_place(config) or 0
+    for name, value in methods.expected_work(config, padded_len or config.seq_len, rank).columns.items():
         if known.get(name) != value:
             yield f"{name}={_short(known.get(name))}; expected {_short(value)}, the closed form"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, cast
 
 from sp_bench import hardware
-from sp_bench.attention.layouts import SequenceLayout, window_share
+from sp_bench.attention.layouts import SequenceLayout, shares_of_ranks
 from sp_bench.config import outside
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.outside import CannotImport, Source
@@ -460,6 +460,25 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
     return None if own is None else KernelCalls(*own(method, shape, sp_size, rank))
 
 
+def real_place(config: TrialConfig) -> int | None:
+    """The rank of the world that is there; None: all are. By default the one that computes most attention. Of equals
+    rank 0, which has a whole shard of parameters that do not divide evenly; under a window the middle one, which both
+    receives and sends; of states the last one, which puts the most together."""
+    if config.world == "ranks" or config.real_rank is not None:
+        return config.real_rank
+    if config.model.attention == "gated_delta":
+        return config.world_size - 1
+    layout = get(config.method.name).layout(config.method, config.sp_size)
+    of_kinds = [
+        [number * attention_forward_flops(shape) * share for share in shares_of_ranks(layout, shape)]
+        for kind, number in config.kinds.items()
+        for shape in [config.attention_shape(config.seq_len, kind)]
+    ]
+    work = [sum(of_rank) for of_rank in zip(*of_kinds, strict=True)]
+    usual = config.sp_size // 2 if "window" in config.kinds else 0
+    return usual if work[usual] == max(work) else work.index(max(work))
+
+
 def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWork:
     """What one step must compute over sequences of `padded_len` tokens; the calls of the kernel are those of `rank` of
     the world."""
@@ -478,7 +497,7 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     products &= not (config.engine.name in training_costs.HUGGING_FACE and config.kernel.name == REFERENCE)
     if config.workload.name in TRAINING:
         numbers = training_costs.attended(config)
-        expected = training_costs.expected_work(config, padded_len, calls or None, products=products)
+        expected = training_costs.expected_work(config, padded_len, rank, calls or None, products=products)
     else:
         numbers, ((kind, shape),) = config.kinds, shapes.items()
         backward = config.workload.pass_kind == "forward_backward"
@@ -491,7 +510,7 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
         return expected
     layout = get(name).layout(config.method, sp_size)
     flops = {kind: numbers[kind] * attention_forward_flops(shape) for kind, shape in shapes.items()}
-    shares = (flops[kind] * window_share(layout, shape, sp_rank) for kind, shape in shapes.items())
+    shares = (flops[kind] * shares_of_ranks(layout, shape)[sp_rank] for kind, shape in shapes.items())
     mine = sum(shares, Fraction(0))
     return expected.of_one(config.world_size, mine / sum(flops.values()) * sp_size / config.world_size)
 

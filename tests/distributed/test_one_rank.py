@@ -48,7 +48,7 @@ def run(join, tmp_path) -> Callable[[TrialConfig], tuple[Measurement, dict[str, 
         if dist.is_initialized():
             dist.destroy_process_group()
             meshes.cached.cache_clear()
-        join(config.world_size, config.real_place, config.ranks_per_node, config.link)
+        join(config.world_size, methods.real_place(config), config.ranks_per_node, config.link)
         mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
         job = workloads.Job(config, mesh, CPU, lambda phase: None, tmp_path)
         measurement = workloads.get(config.workload.name).run(job)

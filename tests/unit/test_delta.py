@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from sp_bench import hardware, kernels
+from sp_bench import hardware, kernels, methods
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
@@ -91,7 +91,7 @@ def test_a_plan_names_the_methods_and_kernels_that_compute_it(make_config):
     one_rank = {"world": "one_rank", "method": "state_passing", "sp_size": 4}
     assert "use method.variant=gather" in reason(**one_rank, method__variant="chain")
     config = make_config(model="qwen3_next_linear", kernel="chunked", seq_len=4096, **one_rank)
-    assert (reason(**one_rank), config.real_place) == ("None", 3)
+    assert (reason(**one_rank), methods.real_place(config)) == ("None", 3)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sp_bench import methods
+from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.machine import LinkConfig
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError, parse
@@ -76,6 +78,24 @@ def test_packs_are_for_even_layouts(make_config):
     assert "packed documents give the ranks different work" in (plan.unsupported_reason(ring, None) or "")
     for even in ({"method": "ulysses"}, {"method": "ring", "method__layout": "document_zigzag"}):
         assert plan.unsupported_reason(make_config(world="one_rank", sp_size=2, **packed, **even), None) is None
+
+
+def test_the_real_rank_is_the_one_with_the_most_work(make_config):
+    def place(**changes):
+        return methods.real_place(make_config(world="one_rank", sp_size=4, seq_len=4096, kernel="math", **changes))
+
+    ring, packed = {"method": "ring"}, {"workload__packing": "fixed", "workload__document_len": 1024}
+    assert place() == place(**ring) == place(**ring, workload__causal=False, method__layout="contiguous") == 0
+    assert place(**ring, method__layout="contiguous") == place(**ring, method__layout="striped") == 3
+    assert place(method="usp", method__ulysses_degree=2, method__layout="contiguous") == 2  # of ranks 2 and 3
+    assert place(method="ring", workload__window=64) == 2
+    assert place(method="ring", workload__window=3000, method__layout="contiguous") == 3  # the middle one sees less
+    pairs = causal_pairs_of_ranks(
+        SequenceLayout("zigzag", 4), make_config(**ring, seq_len=4096, **packed).documents(4096)
+    )
+    assert place(**ring, **packed) == pairs.index(max(pairs))
+    assert place(**ring, real_rank=1) == 1
+    assert methods.real_place(make_config()) is None
 
 
 # the link model

@@ -102,7 +102,6 @@ HAS_A_REASON = {
         "report/figures/traffic.py",
     ),
 }
-READ_AS = {"real_rank": "real_place"}  # by a property of the config alone
 # By these every cell is placed, grouped and drawn.
 AXES = {
     *("method", "kernel", "model", "workload", "pass_kind", "fabric", "hardware", "engine", "device", "dtype"),
@@ -158,7 +157,6 @@ def test_an_option_is_used_can_be_set_and_is_tested(option):
     uses = [*files((*STEERED, "driver")), Path(sp_bench.__file__).parent / "config" / "documents.py"]
     groups = (conf / option.group).glob("*.yaml") if option.group else [conf / "config.yaml"]
     word = re.compile(rf"(\b|__){option.name}\b")  # hardware__ranks_per_gpu=2 sets it in a test
-    read = re.compile(rf"\b{READ_AS.get(option.name, option.name)}\b")
-    assert any(word.search(text) or read.search(text) for text in map(Path.read_text, uses))
+    assert any(map(word.search, map(Path.read_text, uses)))
     assert any(option.name in yaml.safe_load(path.read_text()) for path in groups) or option.path == "method.own"
     assert any(word.search(path.read_text()) for path in Path(__file__).parents[1].rglob("test_*.py"))

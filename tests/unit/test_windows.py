@@ -4,6 +4,7 @@ import itertools
 import re
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,8 @@ from sp_bench.attention.layouts import (
     borders,
     causal_pairs_of_ranks,
     num_blocks,
+    shares_of_ranks,
     striped_window_blocks,
-    window_share,
 )
 from sp_bench.config.documents import spans
 from sp_bench.config.method import MethodConfig
@@ -153,7 +154,12 @@ def test_the_parts_of_the_ranks_are_the_whole(cut):
         of_ranks = [sum(len(visible[query]) for query in mine) for mine in held]
         assert causal_pairs_of_ranks(layout, documents, window) == of_ranks
     shape = AttentionShape(1, seq_len, 1, 1, 2, True, "float64", window=min(window, seq_len - 1) or None)
-    assert sum(window_share(layout, shape, rank) for rank in range(ring_degree)) == 1
+    for each in (shape, replace(shape, window=None), packed):
+        seen = [len(seen_by(query, each.window or seq_len, each.documents)) for query in range(seq_len)]
+        held = (layout.global_positions(rank, seq_len) for rank in range(ring_degree))
+        assert [*shares_of_ranks(layout, each)] == [
+            Fraction(sum(map(seen.__getitem__, mine)), sum(seen)) for mine in held
+        ]
 
 
 @pytest.mark.parametrize("name", ["math", "cpu_flash"])
@@ -388,7 +394,7 @@ def test_one_real_rank_of_a_hybrid_step_computes_its_own_part(make_config, layou
     def work(rank: int | None, world: str = "one_rank"):
         at = {"kernel": "math", "method": "ring", "method__layout": layout, "sp_size": 4, "world": world}
         config = make_config(**{**HYBRID, **at}, real_rank=rank)
-        return methods.expected_work(config, 2048, config.real_place or 0).attention_flops
+        return methods.expected_work(config, 2048, methods.real_place(config) or 0).attention_flops
 
     ranks = [work(rank) for rank in range(4)]
     assert sum(ranks) == work(None, "ranks")
