@@ -19,6 +19,7 @@ from sp_bench.hardware import device_bytes
 from sp_bench.predict import advice, projection, streams
 
 HARDWARE = "h200"
+KERNELS = "h200x1_stream_kernels"
 
 
 def fit(cells: Sequence[Cell]) -> projection.Fit:
@@ -88,12 +89,28 @@ def policies(
     _: Sequence[Cell], of: projection.Fit, lengths: str, gpus: int
 ) -> dict[tuple[str, int | None], streams.Policy]:
     """(policy, GPUs of a document) -> what `project --lengths` prints for Qwen3-8B at 131,072 tokens a GPU."""
-    words = [f"hardware={HARDWARE}", f"kernel={of.fastest_kernel}", f"fabric={of.fabric}", "model=qwen3_8b"]
-    words += ["seq_len=131072", "workload=train_step", "workload.loss_tile_tokens=2048"]
-    words += ["method=ulysses", "sp_size=2", "dtype=bfloat16"]
-    ((config,), _settings) = sweep.configs(overrides.read_arguments(words))
     cluster = advice.Cluster(gpus, 8, 45.0, of.memory_gib or 0.0)
+    config = _step_of(of, ["method=ulysses", "sp_size=2"])
     return {(each.policy, each.sp_size): each for each in streams.policies(of, config, cluster, lengths, ("full",))}
+
+
+def policies_of_kernels(
+    cells: Sequence[Cell], of: projection.Fit, lengths: str, *, whole_step: bool
+) -> dict[tuple[str, int | None], streams.Policy]:
+    """The same on 8 GPUs, by attention as it was measured as one rank of 8; whole_step: and all else by the fit."""
+    options = ["workload.activation_checkpointing=selective", "workload.model_code=compiled"]
+    config = _step_of(of, ["method=single", "sp_size=1", *options])
+    measured = [cell for cell in cells if cell.rows[0]["folder"] == KERNELS and cell.median_step_ms is not None]
+    found = streams.of_kernels(measured, lengths, streams.besides_ms(of, config) if whole_step else 0.0)
+    return {(each.policy, each.sp_size): each for each in found}
+
+
+def _step_of(of: projection.Fit, options: Sequence[str]) -> TrialConfig:
+    """A step of Qwen3-8B at 131,072 tokens."""
+    words = [f"hardware={HARDWARE}", f"kernel={of.fastest_kernel}", f"fabric={of.fabric}", "model=qwen3_8b"]
+    words += ["seq_len=131072", "workload=train_step", "workload.loss_tile_tokens=2048", "dtype=bfloat16", *options]
+    ((config,), _settings) = sweep.configs(overrides.read_arguments(words))
+    return config
 
 
 # Tokens, and GB of the device, in the files of Arctic Long Sequence Training that docs/PROJECTION.md names.
@@ -130,5 +147,8 @@ def published_ladder(cells: Sequence[Cell]) -> str:
 
 HELPERS = {
     each.__name__: each
-    for each in (fit, num_longer, decision_map, longest_projected, host_gib, peaks, policies, published_ladder)
+    for each in (
+        *(fit, num_longer, decision_map, longest_projected, host_gib, peaks),
+        *(policies, policies_of_kernels, published_ladder),
+    )
 }

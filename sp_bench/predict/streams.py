@@ -6,6 +6,7 @@ packed. The update is one a batch. Ranks wait for one another at the end of a ba
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -15,6 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
+from sp_bench.analysis.cells import Cell
 from sp_bench.config.documents import MULTIPLE, drawn, from_file
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, nearest, shown
@@ -24,7 +28,7 @@ from sp_bench.config.yaml_text import read_yaml
 from sp_bench.costs import placing
 from sp_bench.formats import number, text_table, whole
 from sp_bench.predict.advice import Candidate, Cluster, NothingFits, candidates, links_of, preferred, works_of
-from sp_bench.predict.projection import Fit, pass_and_update_ms, step_options
+from sp_bench.predict.projection import Fit, Links, pass_and_update_ms, step_options
 
 BATCHES = 100
 SEED = 0
@@ -94,6 +98,68 @@ def policies(fit: Fit, config: TrialConfig, cluster: Cluster, lengths: str, kept
     sizes = sorted({each.config.sp_size for each in ways if step_options(each.config) == options})
     ranks = placing.Ranks(gpus, -(-seq_len // sizes[0]), sizes[-1])
     cost, update_ms = _cost(fit, preferred(ways), cluster, ranks.held_tokens)
+    return _compared(config.model.name, lengths, seq_len, ranks, sizes, cost, update_ms)
+
+
+def of_kernels(cells: Sequence[Cell], lengths: str, besides_ms: float = 0.0) -> list[Policy]:
+    """Each policy, by the kernels of one layer, of ranks that were measured as one of so many: no message is in it.
+
+    cells: attention of packs whose documents have one length, with each group's share of the heads. besides_ms: of all
+    else that is computed for a token of a rank.
+    """
+    seq_len, attention = max(cell.asked["seq_len"] for cell in cells), attention_ms(cells)
+    sizes = sorted(_ranks_of(cells))
+    return _compared(
+        cells[0].asked["model"],
+        lengths,
+        seq_len,
+        placing.Ranks(sizes[-1], seq_len, sizes[-1]),
+        sizes,
+        cache(lambda length, ranks: attention(length, ranks) + besides_ms * length / ranks),
+    )
+
+
+def attention_ms(cells: Sequence[Cell]) -> placing.Cost:
+    """The time of a document's attention, forward and backward of one layer, on each of so many ranks. A token's time
+    is linear between two measured lengths of documents, and that of the shortest below it."""
+    of_ranks = {
+        ranks: sorted((each.asked["document_len"] or each.asked["seq_len"], _of_token(each)) for each in of)
+        for ranks, of in _ranks_of(cells).items()
+    }
+    return lambda length, ranks: length * float(np.interp(length, *zip(*of_ranks[ranks], strict=True)))
+
+
+def besides_ms(fit: Fit, config: TrialConfig) -> float:
+    """What one layer's share of a step takes for each token of a rank, beside attention and the update, by the fit."""
+    works = works_of(config, (1, 1), Links({}))
+    nothing = {kind: replace(work, flops=0.0, elements=0.0, blocks=0.0) for kind, work in works.items()}
+    return pass_and_update_ms(config, nothing, fit.rates)[0] / config.seq_len / config.model.num_layers
+
+
+def _of_token(cell: Cell) -> float:
+    assert cell.median_step_ms is not None, "rows without times were left out"
+    return cell.median_step_ms / cell.asked["seq_len"]
+
+
+def _ranks_of(cells: Sequence[Cell]) -> dict[int, list[Cell]]:
+    """The cells by the number of ranks that share all heads."""
+    heads, found = max(cell.asked["num_heads"] for cell in cells), defaultdict(list)
+    for cell in cells:
+        found[heads // cell.asked["num_heads"]].append(cell)
+    return found
+
+
+def _compared(
+    model: str,
+    lengths: str,
+    seq_len: int,
+    ranks: placing.Ranks,
+    sizes: Sequence[int],
+    cost: placing.Cost,
+    update_ms: float = 0.0,
+) -> list[Policy]:
+    """Each policy, over BATCHES batches of a sequence's tokens for each rank. sizes: of static groups."""
+    gpus = ranks.number
     drawn_batches = [*islice(batches(document_lengths(lengths, seq_len), gpus * seq_len, seq_len), BATCHES)]
     filled = cache(lambda batch, filling: packs(batch, seq_len, filling))
     plans: dict[tuple[str, int | None], Callable[[tuple[int, ...]], Sequence[placing.Placed]]] = {}
@@ -115,7 +181,7 @@ def policies(fit: Fit, config: TrialConfig, cluster: Cluster, lengths: str, kept
     fastest = fmean(batch_ms["dynamic", None])
     return [
         Policy(
-            config.model.name,
+            model,
             lengths,
             gpus,
             seq_len,

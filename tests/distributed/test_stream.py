@@ -65,10 +65,26 @@ def check_world(rank: int, world_size: int) -> None:
             tokens = stage.num_sequences * seq_len
             assert times["first_step_ms"] in found["step_ms"], steps
             assert times["tokens_per_s"] == pytest.approx(1e3 * tokens / times["median_step_ms"])
+    if world_size == 1:
+        check_compilations_are_counted_with_their_seconds()
     if world_size == 2:
         check_half_precision()
         check_a_training_that_does_not_go_on_is_refused()
         check_a_stage_that_computes_at_another_length_is_refused()
+
+
+def check_compilations_are_counted_with_their_seconds() -> None:
+    """A stage that begins at a new length compiles in its first step; the last one is as long as the first."""
+    workload = replace(STAGES, model_code="compiled", stages="24x8,72x3")
+    found = row(trial(MethodConfig("single"), 1, workload=workload, seq_len=24))
+    first, second, last = found["stage_ends"]
+    assert first["compiled"] > 0
+    assert second["compiled"] > 0
+    assert (last["compiled"], last["compile_s"]) == (0, 0.0)
+    for stage, times in zip(found["stage_ends"], found["stage_times"], strict=True):
+        over = (times["first_step_ms"] - times["median_step_ms"]) / 1e3
+        assert stage["compile_s"] <= times["first_step_ms"] / 1e3
+        assert stage["compile_s"] >= 0.8 * over or not stage["compiled"]
 
 
 def check_half_precision() -> None:

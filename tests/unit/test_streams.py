@@ -6,11 +6,14 @@ import random
 from dataclasses import replace
 from itertools import islice
 from statistics import fmean
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sp_bench.analysis.cells import Cell
 from sp_bench.cli.predict import _steps
 from sp_bench.config.documents import causal_pairs, from_file
 from sp_bench.config.kernel import KernelConfig
@@ -25,7 +28,7 @@ from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed, Ranks, dynamic, loads, lower_bound, per_document, static
 from sp_bench.predict.advice import Cluster
 from sp_bench.predict.fitted import load
-from sp_bench.predict.streams import document_lengths, policies
+from sp_bench.predict.streams import attention_ms, document_lengths, of_kernels, policies
 
 LENGTHS = st.lists(st.integers(1, 64).map(lambda n: 16 * n), min_size=1, max_size=40)
 NUM_RANKS = st.sampled_from([1, 2, 4, 8])
@@ -238,6 +241,30 @@ def test_dynamic_is_near_a_time_that_no_plan_is_below():
         (dynamic,) = (each for each in found if each.policy == "dynamic")
         assert dynamic.over_dynamic == 1
         assert dynamic.over_bound < 1.03
+
+
+def measured(num_heads: int, document_len: int | None, ms: float) -> Cell:
+    asked = {"model": "four ranks", "seq_len": 4096, "num_heads": num_heads, "document_len": document_len}
+    return cast(Cell, SimpleNamespace(asked=asked, median_step_ms=ms))
+
+
+def test_the_time_of_a_document_lies_between_those_of_measured_lengths_and_ranks_have_their_share_of_heads():
+    ms = attention_ms([measured(8, 64, 41.0), measured(8, None, 82.0), measured(2, 64, 12.0), measured(2, None, 24.0)])
+    assert ms(64, 1) == pytest.approx(41 / 64)
+    assert ms(16, 1) == pytest.approx(41 / 64 / 4)  # as fast a token as in the shortest that was measured
+    assert ms(4096, 4) == pytest.approx(24)
+    assert ms(2080, 1) == pytest.approx((41 + 82) / 2 * 2080 / 4096)
+
+
+def test_of_kernels_that_share_evenly_a_pack_over_all_ranks_is_as_good_as_any_plan():
+    cells = [measured(8 // n, length, ms / n) for n in (1, 2, 4) for length, ms in ((64, 41.0), (None, 820.0))]
+    found = {(each.policy, each.sp_size): each for each in of_kernels(cells, "lognormal:512:1.5")}
+    assert {size for _, size in found} == {None, 1, 2, 4}
+    assert found["static, in turn", 4].over_bound == pytest.approx(1)
+    assert found["static, in turn", 1].over_dynamic > found["static, balanced", 1].over_dynamic > 1.02
+    with_more = of_kernels(cells, "lognormal:512:1.5", besides_ms=1.0)[0]
+    assert with_more.batch_ms > found["static, in turn", 1].batch_ms
+    assert with_more.over_dynamic < found["static, in turn", 1].over_dynamic
 
 
 def test_a_batch_is_estimated_as_a_step_of_its_tokens():
