@@ -53,6 +53,7 @@ def parse_stages(text: str | None) -> list[Stage]:
     return found
 
 
+_IN_FP8 = {"model": ""} | {f"float8_{each}wise": f"FP8 by {each}" for each in ("row", "tensor", "block")}
 _PACKING_OF: Mapping[str, Prose] = {
     "document_len": "fixed or lognormal",
     "document_sigma": "lognormal",
@@ -333,18 +334,19 @@ class WorkloadConfig:
         ),
     ] = 0.0
     linear_dtype: Annotated[
-        Literal["model", "float8_rowwise", "float8_tensorwise"],
+        Literal["model", "float8_rowwise", "float8_tensorwise", "float8_blockwise"],
         Declared(
             "train_step: what multiplies the layers' matrices: model, in the trial's dtype | float8_rowwise, in FP8 "
-            "with a scale for each row | float8_tensorwise, with one for each tensor; embedding, head and attention "
-            "stay in the dtype; null in old rows: model",
+            "with a scale for each row | float8_tensorwise, with one for each tensor | float8_blockwise, with one for "
+            "each 128 elements, of weights 128 x 128; embedding, head and attention stay in the dtype; null in old "
+            "rows: model",
             of=("train_step",),
             old_rows="model",
             omitted=True,
-            words={"model": "", "float8_rowwise": "FP8 by row", "float8_tensorwise": "FP8 by tensor"},
+            words=_IN_FP8,
             named=True,
             head="products",
-            under_head={"model": "", "float8_rowwise": "FP8 by row", "float8_tensorwise": "FP8 by tensor"},
+            under_head=_IN_FP8,
         ),
     ] = "model"
 

@@ -26,7 +26,8 @@ HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2")  # engines 
 # still runs there.
 REPLACED_OPS: Mapping[str, tuple[str, ...]] = {"compiled": (SWIGLU_OP,), "liger": (SWIGLU_OP, NORM_OP)}
 E4M3 = "float8_e4m3fn"  # torch's name
-FLOAT8_MULTIPLE = 16  # rows and columns of both factors of a product in FP8 on CUDA
+# workload.linear_dtype -> of what rows and columns of both factors are a multiple on CUDA
+FLOAT8_MULTIPLE = {"float8_rowwise": 16, "float8_tensorwise": 16, "float8_blockwise": 128}
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
 
@@ -170,9 +171,9 @@ def matmul_flops_by_dtype(config: TrialConfig, padded_seq_len: int) -> dict[str,
     if config.workload.linear_dtype == "model":
         return {config.dtype: whole}
     forward, backward = _layer_flops(config, padded_seq_len)
-    if config.workload.linear_dtype == "float8_rowwise":
-        return {config.dtype: whole - forward - backward, E4M3: forward + backward}
-    return {config.dtype: whole - forward - backward, E4M3: forward, f"{E4M3}+float8_e5m2": backward}
+    if config.workload.linear_dtype == "float8_tensorwise":
+        return {config.dtype: whole - forward - backward, E4M3: forward, f"{E4M3}+float8_e5m2": backward}
+    return {config.dtype: whole - forward - backward, E4M3: forward + backward}
 
 
 def _scored_tokens(config: TrialConfig, padded_seq_len: int) -> int:

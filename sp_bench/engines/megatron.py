@@ -55,6 +55,13 @@ _RECOMPUTATION: Mapping[str, Mapping[str, Any]] = {
 # What a layer calls -> by which checkpointing it runs twice a micro-batch.
 _RUN_AGAIN = {"self_attention.core_attention": ("full",), "mlp": ("full", "selective")}
 _BACKENDS = {"flash_attn": "flash", "cudnn": "fused"}  # our kernel -> Megatron's attention_backend
+# workload.linear_dtype -> TransformerEngine's recipe and format in Megatron's words. Its DelayedScaling is none of
+# them: it scales with a step before, and the first step with 1, as a stale scale does, which the proof must refuse.
+_FLOAT8: Mapping[str, Mapping[str, str]] = {
+    "model": {},
+    "float8_tensorwise": {"fp8_recipe": "tensorwise", "fp8": "hybrid"},  # Float8CurrentScaling
+    "float8_blockwise": {"fp8_recipe": "blockwise", "fp8": "e4m3"},  # Float8BlockScaling
+}
 _NAMES = {  # our decoder's name of a module -> Megatron's
     "embedding": "embedding.word_embeddings",
     "norm": "decoder.final_layernorm",
@@ -207,8 +214,7 @@ def _transformer_config(config: TrialConfig) -> Any:
         own |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
         if config.sp_size > 1:
             own["cp_comm_type"] = config.method.variant
-        if config.workload.linear_dtype == "float8_tensorwise":  # TransformerEngine's Float8CurrentScaling
-            own |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+        own |= _FLOAT8[config.workload.linear_dtype]
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -384,6 +390,7 @@ class Training:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self.model.set_is_first_microbatch()  # TransformerEngine rounds its weights to FP8 anew, once a step
         num_valid_tokens = sum(batch.num_valid_tokens for batch in batches)
         parts = []
         with ExitStack() as unsynchronised:

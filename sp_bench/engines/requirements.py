@@ -42,7 +42,8 @@ _PACKING = ("fsdp2", *HUGGING_FACE, "hf_fsdp2")  # their loaders know documents 
 # whose first step peaks below later ones: it has no moments yet, or ZeRO-3 gathers nothing ahead in it
 _FIRST_IS_LESS = ("deepspeed", *HUGGING_FACE, "hf_fsdp2", "megatron")
 _OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
-FLOAT8_CAPABILITY = (8, 9)  # Ada, the first whose tensor cores have FP8
+# Ada, the first whose tensor cores have FP8, and Hopper, for which TransformerEngine has block-wise products
+FLOAT8_CAPABILITY = {"float8_rowwise": (8, 9), "float8_tensorwise": (8, 9), "float8_blockwise": (9, 0)}
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
 
@@ -154,7 +155,10 @@ def _reason(config: TrialConfig) -> Prose | None:
     if linear != "model" and name != "megatron":
         return f"workload.linear_dtype={linear}: engine {name} multiplies in its dtype here; use model, or engine=fsdp2"
     if linear == "float8_rowwise":
-        return f"workload.linear_dtype={linear}: TransformerEngine has no such recipe; use float8_tensorwise"
+        return (
+            f"workload.linear_dtype={linear}: TransformerEngine has no such recipe; use float8_tensorwise or "
+            "float8_blockwise"
+        )
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):
         return (
@@ -253,10 +257,12 @@ def _float8_reason(config: TrialConfig) -> Prose | None:
         if value != works:
             word = "null" if works is None else works
             return f"{said}: {option}={value} is not proven in FP8; use {option}={word}, or workload.linear_dtype=model"
-    tokens = FLOAT8_MULTIPLE * config.sp_size
-    sizes = {"seq_len": (config.seq_len, tokens), "model.hidden_size": (model.hidden_size, FLOAT8_MULTIPLE)}
-    sizes |= {"model.intermediate_size": (model.intermediate_size, FLOAT8_MULTIPLE)}
-    sizes |= {"model.num_kv_heads x head_dim": (model.num_kv_heads * model.head_dim, FLOAT8_MULTIPLE)}
+    if name == "fsdp2" and workload.linear_dtype == "float8_blockwise":
+        return f"{said}: torchao's block-wise products are a prototype; use engine=megatron, or float8_rowwise"
+    unit = FLOAT8_MULTIPLE[workload.linear_dtype]
+    sizes = {"seq_len": (config.seq_len, unit * config.sp_size), "model.hidden_size": (model.hidden_size, unit)}
+    sizes |= {"model.intermediate_size": (model.intermediate_size, unit)}
+    sizes |= {"model.num_kv_heads x head_dim": (model.num_kv_heads * model.head_dim, unit)}
     for of, (size, multiple) in sizes.items():
         if size % multiple:
             return f"{said}: {of}={size} is not a multiple of {multiple}, as products in FP8 need; use one that is"
@@ -272,20 +278,20 @@ def _float8_reason(config: TrialConfig) -> Prose | None:
         )
     if name == "fsdp2" and hardware.missing_packages("torchao"):
         return f"{said} needs torchao: pip install 'sp-bench[float8]'"
-    return _float8_device_reason() if config.hardware.device == "cuda" else None
+    return _float8_device_reason(workload.linear_dtype) if config.hardware.device == "cuda" else None
 
 
 @cache
-def _float8_device_reason() -> Prose | None:
+def _float8_device_reason(linear_dtype: str) -> Prose | None:
     """Cached, as the driver answers slowly. Without a driver nothing is known: a plan may be made where it does not
     run."""
-    found = hardware.gpus()
+    found, least = hardware.gpus(), FLOAT8_CAPABILITY[linear_dtype]
     for gpu in found.devices if found else ():
-        if gpu.capability is None or gpu.capability < FLOAT8_CAPABILITY:
+        if gpu.capability is None or gpu.capability < least:
             capability = ".".join(map(str, gpu.capability or ("unknown",)))
             return (
-                f"products in FP8 run on GPUs of compute capability 8.9 and above, not on {gpu.name} ({capability}); "
-                "use workload.linear_dtype=model"
+                f"workload.linear_dtype={linear_dtype} runs on GPUs of compute capability {least[0]}.{least[1]} and "
+                f"above, not on {gpu.name} ({capability}); use model"
             )
     return None
 

@@ -22,14 +22,19 @@ SMALLEST = 1e-12  # the largest element that a scale is made for; torchao's
 
 
 class Recipe(NamedTuple):
-    by_row: bool  # a scale for each row of a product's left factor and each column of its right one; else one each
+    """How many elements share a scale; None: all."""
+
+    along: int | None  # the axis that a product adds up
+    across: int | None  # the other axis of an input and of a gradient
+    of_weights: int | None  # and of a weight
     of_gradients: torch.dtype  # of outputs; all else is e4m3
     powers_of_2: bool  # scales
 
 
 RECIPES = {
-    "float8_rowwise": Recipe(True, torch.float8_e4m3fn, True),
-    "float8_tensorwise": Recipe(False, torch.float8_e5m2, False),
+    "float8_rowwise": Recipe(None, 1, 1, torch.float8_e4m3fn, True),
+    "float8_tensorwise": Recipe(None, None, None, torch.float8_e5m2, False),
+    "float8_blockwise": Recipe(128, 1, 128, torch.float8_e4m3fn, True),  # TransformerEngine's, for Hopper
 }
 
 
@@ -75,7 +80,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, recipe: Recipe, parts: Sequence[Tensor]) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.recipe, ctx.parts = recipe, parts
-        y, of_rows = x.new_empty(len(x), len(w)), rounded(w, recipe, 1)
+        y, of_rows = x.new_empty(len(x), len(w)), rounded(w, recipe, 1, is_weight=True)
         for part in parts:
             y[part] = (rounded(x[part], recipe, 1) @ of_rows.t()).to(x.dtype)
         return y
@@ -84,19 +89,24 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, w), (dy,), recipe = ctx.saved_tensors, grads, ctx.recipe
         of_gradients = recipe.of_gradients
-        dx, dw, of_columns = torch.empty_like(x), torch.zeros_like(w, dtype=torch.float32), rounded(w, recipe, 0)
+        dx, dw = torch.empty_like(x), torch.zeros_like(w, dtype=torch.float32)
+        of_columns = rounded(w, recipe, 0, is_weight=True)
         for part in ctx.parts:
             dx[part] = (rounded(dy[part], recipe, 1, of_gradients) @ of_columns).to(x.dtype)
             dw += (rounded(dy[part], recipe, 0, of_gradients).t() @ rounded(x[part], recipe, 0)).to(x.dtype)
         return dx, dw.to(w.dtype), None, None
 
 
-def rounded(x: Tensor, recipe: Recipe, axis: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
-    """x [.,.] as FP8 has it, in fp32: with a scale for all elements along `axis`, or one for all."""
-    most, magnitude = torch.finfo(dtype).max, x.abs()
-    largest = magnitude.amax(axis, keepdim=True) if recipe.by_row else magnitude.max()
-    scale = (most / largest.double().clamp(min=SMALLEST)).float()
+def rounded(
+    x: Tensor, recipe: Recipe, axis: int, dtype: torch.dtype = torch.float8_e4m3fn, *, is_weight: bool = False
+) -> Tensor:
+    """x [.,.] as FP8 has it for a product that adds up along `axis`, in fp32."""
+    shared = recipe.along, recipe.of_weights if is_weight else recipe.across
+    rows, columns = (size or whole for size, whole in zip(shared if axis == 0 else shared[::-1], x.shape, strict=True))
+    blocks = x.reshape(-1, rows, len(x[0]) // columns, columns)  # [R*r,C*c] -> [R,r,C,c]
+    most = torch.finfo(dtype).max
+    scale = (most / blocks.abs().amax((1, 3), keepdim=True).double().clamp(min=SMALLEST)).float()
     if recipe.powers_of_2:  # the largest below
         fraction, exponent = torch.frexp(scale)
         scale = torch.ldexp(torch.full_like(fraction, 0.5), exponent)
-    return (x.float() * scale).clamp(-most, most).to(dtype).float() / scale
+    return ((blocks.float() * scale).clamp(-most, most).to(dtype).float() / scale).view(x.shape)

@@ -189,7 +189,7 @@ def length_multiple(config: TrialConfig) -> int:
     """Sequences that differ by a multiple of so many tokens need as many padded tokens; in FP8 each rank has a length
     that its products can have."""
     multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
-    return multiple if config.workload.linear_dtype == "model" else math.lcm(multiple, FLOAT8_MULTIPLE * config.sp_size)
+    return math.lcm(multiple, FLOAT8_MULTIPLE.get(config.workload.linear_dtype, 1) * config.sp_size)
 
 
 def proof_config(config: TrialConfig) -> TrialConfig:

@@ -13,6 +13,14 @@ from sp_bench.engines import requirements
 from sp_bench.oracle.quantised import RECIPES, product, rounded
 
 KINDS = ("float8_rowwise", "float8_tensorwise")
+MEGATRON = {
+    "engine": "megatron",
+    "hardware": "h200",
+    "fabric": "nvlink",
+    "kernel": "cudnn",
+    "method": "single",
+    "sp_size": 1,
+}
 STEP = {"workload": "train_step", "dtype": "bfloat16", "seq_len": 256}
 
 
@@ -48,6 +56,11 @@ def test_a_workload_without_steps_has_no_layers_to_multiply(make):
         ({"sp_size": 2, "method": "ulysses", "seq_len": 240}, "seq_len=240 is not a multiple of 32"),
         ({"model__intermediate_size": 200}, "model.intermediate_size=200 is not a multiple of 16"),
         ({"engine": "megatron"}, "TransformerEngine has no such recipe; use float8_tensorwise"),
+        ({"workload__linear_dtype": "float8_blockwise"}, "are a prototype; use engine=megatron, or float8_rowwise"),
+        (
+            MEGATRON | {"workload__linear_dtype": "float8_blockwise", "model__hidden_size": 192},
+            "hidden_size=192 is not a multiple of 128",
+        ),
         ({"engine": "deepspeed"}, "engine deepspeed multiplies in its dtype here; use model, or engine=fsdp2"),
         (
             {"workload__linear_dtype": KINDS[1], "sp_size": 2, "method": "ulysses", "dp_shard_size": 3},
@@ -67,14 +80,23 @@ def test_without_torchao_a_trial_is_unsupported(make, monkeypatch):
     assert requirements.unsupported_reason(make()) == needs
 
 
-@pytest.mark.parametrize(("capability", "works"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
-def test_a_device_without_fp8_is_refused_before_anything_starts(make, monkeypatch, capability, works):
+@pytest.mark.parametrize(
+    ("engine", "kind", "capability", "least"),
+    [
+        ("fsdp2", KINDS[0], (8, 0), "8.9"),
+        ("fsdp2", KINDS[0], (8, 9), None),
+        ("megatron", "float8_blockwise", (8, 9), "9.0"),
+        ("megatron", "float8_blockwise", (9, 0), None),
+    ],
+)
+def test_a_device_without_fp8_is_refused_before_anything_starts(make, monkeypatch, engine, kind, capability, least):
     requirements._float8_device_reason.cache_clear()
     device = hardware.Gpu("a GPU", "uuid", capability=capability)
     monkeypatch.setattr(hardware, "gpus", lambda: hardware.Gpus("driver", (device,)))
-    reason = requirements.unsupported_reason(make(hardware="h200", fabric="nvlink", kernel="cudnn", model="qwen3_4b"))
+    config = make(**MEGATRON | {"engine": engine, "model": "qwen3_4b", "workload__linear_dtype": kind})
+    reason = requirements.unsupported_reason(config)
     requirements._float8_device_reason.cache_clear()
-    assert reason is None if works else "compute capability 8.9 and above, not on a GPU (8.0)" in str(reason)
+    assert reason is None if least is None else f"compute capability {least} and above, not on a GPU" in str(reason)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective", "selective_mlp"])
@@ -109,14 +131,30 @@ def test_matrices_with_one_scale_are_gathered_in_half_the_bytes(make):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RECIPES)
 def test_rounding_to_fp8_is_relative_to_the_largest_element_of_its_scale(kind):
-    x = torch.randn(64, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 64)[:, None]
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 64)[:, None]
     found, recipe = rounded(x, RECIPES[kind], 1), RECIPES[kind]
     error = ((found - x).abs() / x.abs()).median(dim=1).values
     assert error[-1] < 2**-4  # e4m3 has three digits after the first
-    assert (error[0] < 2**-4) == recipe.by_row  # with one scale the smallest rows are rounded to nothing
+    assert (error[0] < 2**-4) == (
+        kind != "float8_tensorwise"
+    )  # with one scale the smallest rows are rounded to nothing
     assert torch.equal(rounded(found, recipe, 1), found)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_block_of_a_weight_is_128_x_128_and_that_of_an_input_128_along_the_sum(axis):
+    """One large element makes the small ones of its block nothing, and changes no other."""
+    x = torch.full((256, 256), 1e-6)
+    x[3, 200] = 1e3
+    lost = {is_weight: rounded(x, RECIPES["float8_blockwise"], axis, is_weight=is_weight) == 0 for is_weight in (0, 1)}
+    of_weight, of_input = torch.zeros(2, 256, 256, dtype=torch.bool)
+    of_weight[:128, 128:] = True
+    of_input[(slice(0, 128), 200) if axis == 0 else (3, slice(128, 256))] = True
+    of_weight[3, 200] = of_input[3, 200] = False
+    assert torch.equal(lost[0], of_input)
+    assert torch.equal(lost[1], of_weight)
 
 
 def test_a_rank_quantises_its_own_tokens(make):

@@ -16,6 +16,10 @@ def kept_bytes(config: TrialConfig) -> float:
     # gate, up, their product, and what an eager layer makes of gate before that.
     normed, wide = 3 if model.qk_norm else 2, 3 if workload.model_code in FUSED else 4
     everything = 4 * hidden + normed * (q + kv) + second_output + wide * mlp
+    if workload.linear_dtype != "model" and workload.model_code == "compiled":
+        # Of what is rounded torch.compile keeps what it is made from, which is there anyway: the outputs of norms and
+        # the product of gate and up are made again. Of the attention's output it keeps the rounded one too.
+        everything += q / ELEMENT_BYTES[config.dtype] - 2 * hidden - mlp
     elements = {  # of a token
         "full": hidden,
         "selective": hidden + 2 * q + 2 * kv + second_output,

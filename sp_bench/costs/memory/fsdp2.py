@@ -18,12 +18,13 @@ from sp_bench.costs.memory.parts import (
     stored_element_bytes,
     tile_tokens,
 )
-from sp_bench.costs.training import block_shapes, loss_gradients, root_shapes
+from sp_bench.costs.training import block_shapes, gathers_float8, loss_gradients, root_shapes
 
 
 def peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
-    """Parameters, gradients and moments are fp32; each layer's are gathered in the trial's dtype."""
+    """Parameters, gradients and moments are fp32; each layer's are gathered in the trial's dtype, or in FP8."""
     model, element = config.model, ELEMENT_BYTES[config.dtype]
+    gathered = 1 if gathers_float8(config) else element
     tokens = local_tokens(config)
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     ranks = config.num_shards
@@ -40,7 +41,7 @@ def peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     # is there. Rows agree with as many gradients as in the first's backward, as if the third's were still summed.
     at_first = min(2, layers) if offloads or (ranks > 1 and layers > 2) else 1
     head, loss = head_elements(config), _loss_bytes(config, tiles_overlap)
-    layer = leaving + head * element + block * (2 * element + 4) + tokens * computed_elements(config) * element
+    layer = leaving + head * element + block * (2 * gathered + 4) + tokens * computed_elements(config) * element
     if config.workload.mlp_tile_tokens is not None:  # gradients of the MLP's matrices, over the tiles
         layer += 3 * model.hidden_size * model.intermediate_size * 4
     return Peak(
