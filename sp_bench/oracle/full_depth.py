@@ -51,8 +51,7 @@ NEARER = 16  # so many times shorter is the second D
 # D is kept as whole numbers of 1/LEVELS of its size: a byte for each element. Size and LEVELS are powers of two, as the
 # distances between floating-point numbers are, so these are exact. Otherwise all weights of one binade are off alike.
 LEVELS = 32
-# Right runs of small models in fp32 and fp64 were off by 1.8e-4 at most (docs/METRICS.md), of which 7e-5 is the third
-# order.
+# Right runs of small models in fp32 and fp64 were off by 1.8e-4 at most, of which 7e-5 is the third order.
 FALL_TOLERANCE = 1e-3
 # On CPUs all trials are judged. On GPUs those of these dtypes are; in others, whose steps are taken in fp32 here, the
 # numbers are recorded until they have been seen to be right for models of billions of parameters.

@@ -86,8 +86,7 @@ def _of_latents(inputs: Sequence[Tensor], results: Sequence[Tensor], mesh: Devic
 
 def budget(identity: str, dtype: torch.dtype) -> float:
     """The largest quotient of a result in `dtype` that passes: 3.5 times the largest of any right result that was
-    measured, and for `sum_dv` in half precision six times (docs/METRICS.md). That is so narrow that dv may be off by 2%
-    in no KV head."""
+    measured, and for `sum_dv` in half precision six times. That is so narrow that dv may be off by 2% in no KV head."""
     if dtype.itemsize == 2:
         return (1 if identity == "sum_dv" else 8) * torch.finfo(dtype).eps
     return 64 * torch.finfo(dtype).eps

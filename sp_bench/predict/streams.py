@@ -126,7 +126,12 @@ def attention_ms(cells: Sequence[Cell]) -> placing.Cost:
         ranks: sorted((each.asked["document_len"] or each.asked["seq_len"], _of_token(each)) for each in of)
         for ranks, of in _ranks_of(cells).items()
     }
-    return lambda length, ranks: length * float(np.interp(length, *zip(*of_ranks[ranks], strict=True)))
+
+    def cost(length: int, ranks: int) -> float:
+        lengths, token_ms = zip(*of_ranks[ranks], strict=True)
+        return length * float(np.interp(length, lengths, token_ms))
+
+    return cost
 
 
 def besides_ms(fit: Fit, config: TrialConfig) -> float:
