@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from sp_bench import engines, methods
+from sp_bench import engines
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure.incorrect import CannotTell, Incorrect
@@ -22,7 +22,7 @@ from sp_bench.training import text, train
 from sp_bench.training.model_code import compiling
 from sp_bench.training.offload import HostMemory, host_memory
 from sp_bench.workloads import Job
-from sp_bench.workloads.train_step import compile_seconds, pinned_host_bytes, predicted_traffic
+from sp_bench.workloads.train_step import compile_seconds, pinned_host_bytes, predict
 
 NLL_TOLERANCE = 1e-5  # nats a token
 GRAD_NORM_TOLERANCE = 1e-5  # relative
@@ -81,14 +81,12 @@ def _trained(
 ) -> tuple[Measurement, list[Mark]]:
     config = job.config
     job.enter_phase("correctness")
-    engine = engines.get(config.engine.name)
     num_compared = len(trials)  # all but the ledger's step
     trials = [*trials, trials[-1]]
     sequences = texts(trials)
     expected, again = reference(config, sequences[:num_compared], job.device)
     release_memory(job.device)
     leftover = allocated_bytes(job.device)
-    padded_len = train.padded_seq_len(config, config.seq_len)
     clock = Clock(Schedule(config.workload), job.device, job.enter_phase, job.trace_to)
     marks = [mark(job.device)]
 
@@ -103,9 +101,7 @@ def _trained(
     steps = check_timed_steps(results[:num_compared])
     compared = compare(got, expected, again)
     require_fall(expected)
-    measurement.predicted = predicted_traffic(config, padded_len, job.mesh.get_rank())
-    measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
-    measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
+    predict(measurement, job)
     measurement.columns = {
         **compared,
         **steps,

@@ -126,10 +126,7 @@ def _trained(job: Job, memory: HostMemory) -> tuple[Measurement, Spans]:
     met = [
         _meet(_first_step(job, trials, results, at), _first_step(job, trials, results, at + 1), shorter) for at in still
     ]
-    padded_len = train.padded_seq_len(config, config.seq_len)
-    measurement.predicted = train_step.predicted_traffic(config, padded_len, job.mesh.get_rank())
-    measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
-    measurement.unpredicted = train.unpredicted_phases(config, fsdp2.UNPREDICTED)
+    train_step.predict(measurement, job)
     measurement.columns = {
         **columns,
         **timed_step.check_first_step(first, shorter),

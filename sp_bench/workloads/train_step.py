@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -42,27 +42,9 @@ def run(job: Job) -> Measurement:
 def _run(job: Job, memory: HostMemory) -> Measurement:
     job.enter_phase("correctness")
     compile_s = [compiling.seconds]  # spent until here and until each tick
-    proves = job.config.world == "ranks"  # one rank's values are wrong by design, and proven elsewhere
     config, engine = job.config, engines.get(job.config.engine.name)
-    padded_len = train.padded_seq_len(config, config.seq_len)
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
-    proven: dict[str, Any] = {}  # columns, as all below
-    sampled: dict[str, Any] = {}
-    shorter = None
-    budgets: list[reduced_length.Errors] = []  # of each kind of attention at the timed length
-    if job.proof:
-        proven, budgets = dict(job.proof["columns"]), job.proof["budgets"]
-    elif proves:
-        with job.checking("attention"):
-            proven, budgets = prove_attention(job)
-    if proves:
-        with job.checking("timed_attention"):
-            sampled = check_timed_length(job, budgets)
-    if job.proof:
-        shorter = job.proof["shorter"] and recorded.restored(job.proof["shorter"], job.device)
-    elif proves:
-        step_columns, shorter = prove_step(job, sequences)
-        proven |= step_columns
+    proven = prove(job, sequences)
     release_memory(job.device)
     gc.freeze()  # what the libraries have loaded, whether this trial proved or not: each collection would look at all
     if config.workload.single_step and config.workload.warmup_steps == 0:
@@ -70,47 +52,23 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     leftover = allocated_bytes(job.device)
     schedule = Schedule(config.workload)
     clock = Clock(schedule, job.device, job.enter_phase, job.trace_to)
-    weights, last_update, first_gradient = (
-        timed_step.Weights(schedule),
-        LastUpdate(config, schedule),
-        FirstGradient(job.device),
-    )
+    watched = Watched(timed_step.Weights(schedule), LastUpdate(config, schedule), FirstGradient(job.device))
 
     def tick() -> bool:
         compile_s.append(compiling.seconds)
         return clock.tick()
 
     with ExitStack() as watching:
-        ticking = watching.enter_context(weights.watched(tick))
-        if proves:
-            ticking = watching.enter_context(last_update.watched(ticking))
-            ticking = watching.enter_context(first_gradient.watched(ticking))
+        ticking = tick
+        for each in watched if proves(config) else watched[:1]:
+            ticking = watching.enter_context(each.watched(ticking))
         texts = [sequences] * num_steps(config.workload)
         results = engine.run(config, texts, job.mesh, job.device, ticking, token_losses=1)
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
-    timed_columns: dict[str, Any] = {}
     timed = results[config.workload.warmup_steps : schedule.last_timed]
     with job.checking("timed_steps"):
-        steps = timed_step.check_timed_steps(timed)
-        weights.require_changed()
-        if proves:  # before what compares, since it says more plainly what is wrong
-            timed_step.require_new_results(config, **steps, line=shorter.line if shorter else ())
-        if shorter is not None:
-            first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
-            timed_columns = timed_step.check_first_step(first, shorter)
-            timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
-        if job.proof:
-            repeated = first_gradient.compared(config, float(results[0].grad_norm), job.proof)
-            training_step.require({"gradient": repeated})
-            timed_columns["repeated_gradient_error"] = repeated.error
-        if proves:
-            found = last_update.findings()
-            if is_judged(config):
-                training_step.require(found)
-            timed_columns["last_update_error"] = found["update"].column()
-        else:  # the loss of a part of the tokens under weights that no peer has changed
-            steps = {}
+        of_steps = check_steps(job, results, timed, watched, proven.shorter)
     reached = None
     if not config.workload.single_step:
         earlier = Limit(*job.proof["limits"][job.mesh.get_rank()]) if job.proof else None
@@ -119,29 +77,115 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     recomputes = config.workload.activation_checkpointing != "none"
     if recomputes and measurement.part_ms is not None and not measurement.part_ms["recompute"]:
         measurement.part_ms = None  # the engine does not tell it from the backward
-    measurement.predicted = predicted_traffic(config, padded_len, job.mesh.get_rank())
-    measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
-    measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
-    if proves and job.proof is None:
+    predict(measurement, job)
+    if proves(config) and job.proof is None:
         measurement.proof = {
-            "columns": proven,
-            "budgets": budgets,
-            "shorter": shorter and recorded.recorded(shorter),
-            "gradients": of_all_ranks(first_gradient.sketches),
+            "columns": proven.columns,
+            "budgets": proven.budgets,
+            "shorter": proven.shorter and recorded.recorded(proven.shorter),
+            "gradients": of_all_ranks(watched.first_gradient.sketches),
             "grad_norm": float(results[0].grad_norm),
             "limits": of_all_ranks(reached),
         }
     measurement.columns = {
-        **proven,
-        **sampled,
-        **timed_columns,
-        **steps,
+        **proven.columns,
+        **proven.sampled,
+        **of_steps,
         "compile_s": compile_seconds(config, schedule.last_timed, compile_s),
         "check_s": job.check_s,
         "optimizer_ms": _optimizer_ms(timed),
         "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
     return measurement
+
+
+def proves(config: TrialConfig) -> bool:
+    """Whether its values are proven. One real rank's are wrong by design, and proven elsewhere."""
+    return config.world == "ranks"
+
+
+class Proven(NamedTuple):
+    """What is proven before steps are timed."""
+
+    columns: dict[str, Any]
+    sampled: dict[str, Any]  # columns of the timed length
+    budgets: list[reduced_length.Errors]  # of each kind of attention at the timed length
+    shorter: Shorter | None  # what the first timed step is compared with
+
+
+def prove(job: Job, sequences: Tensor) -> Proven:
+    """Prove the attention and the step of `sequences` [m*D*B,S+1]. The timed length is always proven; the rest is taken
+    from `job.proof`, if it has one.
+
+    Raises:
+        Incorrect: an error is above its budget.
+    """
+    if not proves(job.config):
+        return Proven({}, {}, [], None)
+    if job.proof:
+        columns, budgets = dict(job.proof["columns"]), job.proof["budgets"]
+    else:
+        with job.checking("attention"):
+            columns, budgets = prove_attention(job)
+    with job.checking("timed_attention"):
+        sampled = check_timed_length(job, budgets)
+    if job.proof:
+        shorter = job.proof["shorter"] and recorded.restored(job.proof["shorter"], job.device)
+    else:
+        of_step, shorter = prove_step(job, sequences)
+        columns |= of_step
+    return Proven(columns, sampled, budgets, shorter)
+
+
+class Watched(NamedTuple):
+    """What is watched while steps are timed; of one real rank the weights alone."""
+
+    weights: timed_step.Weights
+    last_update: LastUpdate
+    first_gradient: FirstGradient
+
+
+def check_steps(
+    job: Job,
+    results: Sequence[train.StepResult],
+    timed: Sequence[train.StepResult],
+    watched: Watched,
+    shorter: Shorter | None,
+) -> dict[str, Any]:
+    """Check what all steps computed; `timed` are those of `results` that were timed. Returns row columns.
+
+    Raises:
+        Incorrect: an error is above its budget.
+    """
+    config = job.config
+    steps = timed_step.check_timed_steps(timed)
+    watched.weights.require_changed()
+    if not proves(config):  # the loss is of a part of the tokens, under weights that no peer has changed
+        return {}
+    # before what compares, since it says more plainly what is wrong
+    timed_step.require_new_results(config, **steps, line=shorter.line if shorter else ())
+    columns: dict[str, Any] = {}
+    if shorter is not None:
+        first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
+        columns = timed_step.check_first_step(first, shorter)
+        columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
+    if job.proof:
+        repeated = watched.first_gradient.compared(config, float(results[0].grad_norm), job.proof)
+        training_step.require({"gradient": repeated})
+        columns["repeated_gradient_error"] = repeated.error
+    found = watched.last_update.findings()
+    if is_judged(config):
+        training_step.require(found)
+    return {**columns, "last_update_error": found["update"].column(), **steps}
+
+
+def predict(measurement: Measurement, job: Job) -> None:
+    """Note what a step's bytes and work must be, by closed forms, and which phases' bytes have none."""
+    config, rank = job.config, job.mesh.get_rank()
+    padded_len = train.padded_seq_len(config, config.seq_len)
+    measurement.predicted = predicted_traffic(config, padded_len, rank)
+    measurement.expected = methods.expected_work(config, padded_len, rank)
+    measurement.unpredicted = train.unpredicted_phases(config, engines.get(config.engine.name).UNPREDICTED)
 
 
 def _optimizer_ms(timed: list[train.StepResult]) -> float | None:
