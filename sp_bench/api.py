@@ -59,7 +59,7 @@ def ratios(folders: Sequence[str | Path], slow: str, fast: str) -> pd.DataFrame:
         interval = found.paired.interval if found.paired else None
         lines.append(
             {name: place.first.asked[name] for name in RATIO_COLUMNS}
-            | {"link": words.link(place.first.options) or None, "num_nodes": place.first.options["num_nodes"]}
+            | {"link": place.first.link or None, "num_nodes": place.first.options["num_nodes"]}
             | {"pack": place.first.name.pack}
             | {"recomputed": place.first.options["workload.activation_checkpointing"]}
             | {name: place.first.options[f"workload.{name}"] for name in ("loss_tile_tokens", "mlp_tile_tokens")}

@@ -11,8 +11,17 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sp_bench.analysis.device_sets import are_several
+from sp_bench.analysis.identifiers import (
+    EXCHANGE,
+    LAUNCH,
+    MICRO_BATCHES,
+    PROTOCOL,
+    Name,
+    link_of,
+    name_cells,
+    setting_identifier,
+)
 from sp_bench.analysis.statistics import Interval, median_interval
-from sp_bench.analysis.words import EXCHANGE, LAUNCH, MICRO_BATCHES, PROTOCOL, Name, name_cells, setting_identifier
 from sp_bench.config.workload import COMPARED
 from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.formats import GIB
@@ -158,6 +167,11 @@ class Cell:
     def is_library(self) -> bool:
         """Whether the attention is a library's code."""
         return library(self.asked["implementation"]) is not None
+
+    @property
+    def link(self) -> str:
+        """The link model of one real rank's messages; empty if all ranks are real."""
+        return link_of(self.options)
 
     @property
     def micro_batches(self) -> int:

@@ -20,9 +20,9 @@ import pandas as pd
 
 from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import Cell, cells, known_rows, listed
+from sp_bench.analysis.identifiers import name_cells
 from sp_bench.analysis.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.analysis.selection import MIXED, Selection, select
-from sp_bench.analysis.words import name_cells
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.workload import AUTO
 from sp_bench.formats import counted, whole

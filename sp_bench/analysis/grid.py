@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sp_bench.analysis import words
+from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.grades import A, B, C
 from sp_bench.analysis.pattern_bytes import kind
@@ -128,7 +128,7 @@ def _is_whole(cell: Cell) -> bool:
     """Whether a cell is of causal attention, forward and backward, or of a step of the whole model, with messages that
     take time."""
     asked = cell.asked
-    if not asked["causal"] or asked["pass_kind"] == "forward" or words.link(cell.options) == NO_DELAY:
+    if not asked["causal"] or asked["pass_kind"] == "forward" or cell.link == NO_DELAY:
         return False
     return asked["workload"] not in TRAINING or asked["num_layers"] in (None, num_layers(asked["model"]))
 
@@ -137,7 +137,7 @@ def _question(place: Place) -> Difference | None:
     """The faster of Ulysses and the ring against the other; against a third method of ours that is ahead of both, that
     one against the faster of them. None: they did not meet."""
     ulysses, ring = (place.of_kind(name) for name in QUESTION)
-    if ulysses is None or ring is None or place.first.processor != "GPU" or words.unusual(ulysses, words.LAUNCH):
+    if ulysses is None or ring is None or place.first.processor != "GPU" or words.unusual(ulysses, identifiers.LAUNCH):
         return None
     found = Difference(ulysses, ring, place.smallest)
     if found.ratio is None:
@@ -183,7 +183,7 @@ def _shape(cell: Cell) -> tuple[Hashable, ...]:
 
 def _heads(cell: Cell) -> str:
     """64/8 heads; 16/16 heads, values of 128, latents of 512."""
-    values = (words.unusual(cell, path) for path in words.OF_VALUES)
+    values = (words.unusual(cell, path) for path in identifiers.OF_VALUES)
     return ", ".join(filter(None, [f"{cell.asked['num_heads']}/{cell.asked['num_kv_heads']} heads", *values]))
 
 
@@ -199,7 +199,7 @@ def _column(cell: Cell) -> tuple[str, str]:
     """Which column, and the label there."""
     is_slow = cell.asked["fabric"] not in ("nvlink", None)
     hosts = counted(cell.options["num_nodes"], "host")
-    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"{hosts}, {words.link(cell.options)}"
+    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"{hosts}, {cell.link}"
     slower = f", {link}" if is_slow else ""
     if cell.asked["workload"] in TRAINING:
         packed = ", packed" if words.is_packed(cell) else ""

@@ -14,7 +14,6 @@ from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.grades import aged_by
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.ratios import ratio_of_pairs
-from sp_bench.analysis.words import link
 from sp_bench.config.machine import NO_DELAY
 
 SMALLEST_SIGN = 0.03  # measured differences below this share have no sign to predict
@@ -130,11 +129,11 @@ def held(cells: Sequence[Cell]) -> list[Held]:
     first."""
     ones = [cell for cell in cells if cell.ok and not (cell.all_ranks_were_there or cell.waits_for_the_host)]
     measured = _by_place(cell for cell in cells if cell.ok and cell.all_ranks_were_there)
-    instant = _by_place(cell for cell in ones if link(cell.options) == NO_DELAY)
+    instant = _by_place(cell for cell in ones if cell.link == NO_DELAY)
     found = [
         Held(cell, max(measured[place], key=_newest), max(instant.get(place, ()), key=_newest, default=None))
         for cell in ones
-        if link(cell.options) != NO_DELAY and (place := _place(cell)) in measured
+        if cell.link != NO_DELAY and (place := _place(cell)) in measured
     ]
     return sorted(found, key=_order)
 
@@ -153,7 +152,7 @@ def groups(helds: Sequence[Held]) -> list[Group]:
     grouped: dict[tuple[str, int, str], list[Held]] = {}
     for each in helds:
         asked = each.one.asked
-        grouped.setdefault((asked["workload"], asked["sp_size"], link(each.one.options)), []).append(each)
+        grouped.setdefault((asked["workload"], asked["sp_size"], each.one.link), []).append(each)
     return [Group(*key, tuple(each)) for key, each in grouped.items()]
 
 
@@ -195,7 +194,7 @@ def _place(cell: Cell) -> tuple[Any, ...]:
 
 def _beside(cell: Cell) -> tuple[Any, ...]:
     """Equal for the ring and Ulysses of one place and link."""
-    return (cell.but(*_OF_WORLD, "method"), link(cell.options))
+    return (cell.but(*_OF_WORLD, "method"), cell.link)
 
 
 def _is_like_code(a: Cell, b: Cell) -> bool:
@@ -235,7 +234,7 @@ def _order(held: Held) -> tuple[Any, ...]:
         -asked["sp_size"],
         asked["fabric"] != "nvlink",
         asked["fabric"],
-        link(held.one.options),
+        held.one.link,
         asked["kernel"],
         -asked["seq_len"],
         asked["method"],

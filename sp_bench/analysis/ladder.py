@@ -10,10 +10,11 @@ from itertools import combinations
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.identifiers import OF_STEP, PROTOCOL, SINGLE_STEP
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import ranked, ratio_of_pairs
 from sp_bench.analysis.settings import Setting
-from sp_bench.analysis.words import LENGTHS, MASKED, OF_STEP, PACKING, PROTOCOL, SINGLE_STEP
+from sp_bench.analysis.words import LENGTHS, MASKED, PACKING
 from sp_bench.rows.names import group_of
 
 FEWEST = 3  # settings of a ladder of one engine; the titles of two settings show their difference well enough

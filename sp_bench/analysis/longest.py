@@ -4,7 +4,7 @@ fit."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sp_bench.analysis import words
+from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.settings import Setting
@@ -82,7 +82,7 @@ def _name(
     elsewhere = {words.option(path, cell.options.get(path)) for path in left_out}
     parts = [part for part in setting.apart(shown) if part not in elsewhere]
     parts += _in_words(cell, differing, parts)
-    name = f"{words.method(cell, but=words.OF_LIMITS)}, {words.processors(cell)}"
+    name = f"{words.method(cell, but=identifiers.OF_LIMITS)}, {words.processors(cell)}"
     return f"{name}: {', '.join(parts)}" if parts else name
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.metrics import memory_gib
-from sp_bench.analysis.words import LAYERS_RUN, link
+from sp_bench.analysis.words import LAYERS_RUN
 from sp_bench.config.conf_files import num_layers
 from sp_bench.config.options import BY_COLUMN
 
@@ -92,7 +92,7 @@ def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
     for cell in cells:
         is_one_rank = not cell.all_ranks_were_there and not cell.waits_for_the_host
         if cell.ok and is_one_rank and cell.asked["workload"] == "train_step" and cell.asked["num_layers"]:
-            place = (cell.pool, link(cell.options), *cell.but("model.num_layers"))
+            place = (cell.pool, cell.link, *cell.but("model.num_layers"))
             grouped.setdefault(place, {})[cell.asked["num_layers"]] = cell
     found = []
     for by_depth in grouped.values():
@@ -117,4 +117,4 @@ def at_full_depth(found: Sequence[Cell]) -> list[Cell]:
 
 def _order(of: OverDepth) -> tuple[Any, ...]:
     asked = of.few.asked
-    return asked["model"], asked["sp_size"], asked["seq_len"], link(of.few.options), asked["method"], of.few.cell_id
+    return asked["model"], asked["sp_size"], asked["seq_len"], of.few.link, asked["method"], of.few.cell_id

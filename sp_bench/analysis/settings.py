@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sp_bench.analysis import words
+from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell, Launch
 from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.grades import Grade, grade
@@ -352,7 +352,7 @@ def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
         extra = []
         if len(alike) > 1:
             values = [each[0].name.values for each in alike]
-            same = words.shared_values(values)
+            same = identifiers.shared_values(values)
             own = group[0].name.values
             titled = words.DRAWN if words.is_packed(group[0]) else ()
             extra = [

@@ -16,7 +16,8 @@ from sp_bench.driver import overrides, sweep
 from sp_bench.driver.search import Search
 from sp_bench.formats import GIB, whole
 from sp_bench.hardware import device_bytes
-from sp_bench.predict import advice, projection, streams
+from sp_bench.predict import candidates, projection, streams
+from sp_bench.predict.decision_map import decision_map as map_of_methods
 
 HARDWARE = "h200"
 KERNELS = "h200x1_stream_kernels"
@@ -35,7 +36,7 @@ def num_longer(_: Sequence[Cell], of: projection.Fit) -> int:
 
 def decision_map(_: Sequence[Cell], of: projection.Fit) -> str:
     """The table of `project --map --kernel cudnn`."""
-    return advice.decision_map(of, "cudnn", 8)
+    return map_of_methods(of, "cudnn", 8)
 
 
 def longest_projected(_: Sequence[Cell]) -> list[list[TrialConfig]]:
@@ -89,7 +90,7 @@ def policies(
     _: Sequence[Cell], of: projection.Fit, lengths: str, gpus: int
 ) -> dict[tuple[str, int | None], streams.Policy]:
     """(policy, GPUs of a document) -> what `project --lengths` prints for Qwen3-8B at 131,072 tokens a GPU."""
-    cluster = advice.Cluster(gpus, 8, 45.0, of.memory_gib or 0.0)
+    cluster = candidates.Cluster(gpus, 8, 45.0, of.memory_gib or 0.0)
     config = _step_of(of, ["method=ulysses", "sp_size=2"])
     return {(each.policy, each.sp_size): each for each in streams.policies(of, config, cluster, lengths, ("full",))}
 

@@ -72,9 +72,9 @@ def project(
     are offered, and each answer names the cells behind it. Where rows of one real rank have such a step, they stand
     before the fit's. Exit codes: 0 predicted, 2 bad input or missing rows.
     """
-    from sp_bench.predict import advice, projection, streams
+    from sp_bench.predict import advice, candidates, decision_map, projection, streams
 
-    known = advice.CHECKPOINTING
+    known = candidates.CHECKPOINTING
     if recompute != "any" and recompute not in known:
         raise ConfigError(f"--recompute {shown(recompute)}: use any, or one of {', '.join(known)}")
     kept = known if recompute == "any" else (recompute,)
@@ -84,13 +84,13 @@ def project(
     found = []
     try:
         if decisions and lengths is None:
-            print(advice.decision_map(fit, attention, gpus_per_node))
+            print(decision_map.decision_map(fit, attention, gpus_per_node))
             print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
-            print(f"\n{advice.evidence_of_map(fit, attention)}")
+            print(f"\n{decision_map.evidence_of_map(fit, attention)}")
             print(f"\n{advice.errors(fit, terminal_width())}\n\n{advice.ASSUMPTIONS}")
             return
         asked = [
-            (advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory)), config)
+            (candidates.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory)), config)
             for number in _numbers("--gpus", gpus)
             for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
         ]
@@ -109,11 +109,11 @@ def project(
             return
         for cluster, config in asked:
             try:
-                ways = advice.candidates(fit, config, cluster, kept)
+                ways = candidates.candidates(fit, config, cluster, kept)
                 if fitted.one_rank_error is not None:
-                    found += advice.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
-                found += advice.best_of_each_method(ways)
-            except advice.NothingFits as error:
+                    found += candidates.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
+                found += candidates.best_of_each_method(ways)
+            except candidates.NothingFits as error:
                 print(f"sp-bench: {error}", file=sys.stderr)
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
@@ -156,31 +156,31 @@ def advise(
     `project` says how it is predicted, and how wrong that can be. Exit codes: 0 answered, 2 bad input, nothing that
     fits, or rows that are missing.
     """
-    from sp_bench.predict import advice, projection
+    from sp_bench.predict import advice, candidates, projection
     from sp_bench.predict.fitted import one_rank_steps
 
     _numbers("--gpus", str(gpus))
     fitted = _fitted(folders, hardware)
     fit = fitted.fits[hardware]
-    cluster = advice.Cluster(gpus, gpus_per_node, network, _memory_gib(fit, memory))
+    cluster = candidates.Cluster(gpus, gpus_per_node, network, _memory_gib(fit, memory))
     error, steps = fitted.one_rank_error, fitted.one_rank
     try:
         attention = kernel or fit.fastest_kernel
         (config,) = _steps(model, hardware, attention, fit.fabric, str(seq_len), config_dir)
-        found = advice.candidates(fit, config, cluster)
+        found = candidates.candidates(fit, config, cluster)
         if measure:
             if error is None:
                 raise ConfigError("--measure: these campaigns do not say how wrong one rank is; leave them out")
-            runs = advice.to_measure(found, cluster, advice.link_of(cluster, _links()))
+            runs = candidates.to_measure(found, cluster, candidates.link_of(cluster, _links()))
             steps = one_rank_steps(_measured_as_one_rank(runs))
     except projection.NotProjectable as reason:
         raise ConfigError(str(reason)) from None
-    ones = [] if error is None else advice.as_one_rank(found, steps, error, cluster)
+    ones = [] if error is None else candidates.as_one_rank(found, steps, error, cluster)
     if measure and not ones:
         why = "fewer than two methods that ran fit in its memory and do not wait for the host"
         print(f"sp-bench: --measure: {why}; by the fit:", file=sys.stderr)
     if as_json:
-        print(json.dumps([each.as_json(price) for each in [*ones, *advice.best_and_others(found)]], indent=1))
+        print(json.dumps([each.as_json(price) for each in [*ones, *candidates.best_and_others(found)]], indent=1))
     else:
         print("\n".join(advice.advice(found, cluster, ones, price)))
 

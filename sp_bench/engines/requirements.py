@@ -80,9 +80,15 @@ def unsupported_reason(config: TrialConfig) -> Prose | None:
 
 
 def _reason(config: TrialConfig) -> Prose | None:
-    name, engine = config.engine.name, config.engine
+    name = config.engine.name
     if name not in engines.NAMES:
         return engines.get_outside(name).unsupported_reason(config)
+    return _step_reason(config) or (_fsdp2_reason(config) if name == "fsdp2" else _library_reason(config))
+
+
+def _step_reason(config: TrialConfig) -> Prose | None:
+    """What one step cannot be, by what all or most engines have."""
+    name, engine = config.engine.name, config.engine
     if config.method.layout == "document_zigzag" and MULTIPLE % (2 * config.sp_size):
         valid = ", ".join(str(n) for n in range(1, MULTIPLE) if MULTIPLE % (2 * n) == 0)
         return (
@@ -134,23 +140,32 @@ def _reason(config: TrialConfig) -> Prose | None:
         )
     if name in _OFFLOADLESS and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
         return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"
-    if name == "fsdp2":
-        if engine.variable_seq_len is not None:
-            return "engine fsdp2 has no variable_seq_len; leave it out"
-        if (offload := engine.optimizer_offload) not in (None, "torch_adamw"):
-            return f"engine.optimizer_offload={offload}: engine fsdp2 steps with torch's AdamW; use torch_adamw"
-        if engine.reduce_gradients == "last_micro_batch" and config.workload.micro_batches in (None, 1):
-            return (
-                "engine.reduce_gradients=last_micro_batch: with one micro-batch a step it changes nothing; use "
-                "workload.micro_batches of 2 or more, or each_micro_batch"
-            )
-        if engine.reshard_after_forward is False and engine.backward_prefetch is not None:
-            return (
-                f"engine.backward_prefetch={engine.backward_prefetch}: with reshard_after_forward=false the backward "
-                "gathers nothing; leave one of them out"
-            )
-        reasons = (_selective_output_reason, _checkpoint_offload_reason, _model_code_reason, _float8_reason)
-        return next(filter(None, (reason(config) for reason in reasons)), None)
+    return None
+
+
+def _fsdp2_reason(config: TrialConfig) -> Prose | None:
+    engine = config.engine
+    if engine.variable_seq_len is not None:
+        return "engine fsdp2 has no variable_seq_len; leave it out"
+    if (offload := engine.optimizer_offload) not in (None, "torch_adamw"):
+        return f"engine.optimizer_offload={offload}: engine fsdp2 steps with torch's AdamW; use torch_adamw"
+    if engine.reduce_gradients == "last_micro_batch" and config.workload.micro_batches in (None, 1):
+        return (
+            "engine.reduce_gradients=last_micro_batch: with one micro-batch a step it changes nothing; use "
+            "workload.micro_batches of 2 or more, or each_micro_batch"
+        )
+    if engine.reshard_after_forward is False and engine.backward_prefetch is not None:
+        return (
+            f"engine.backward_prefetch={engine.backward_prefetch}: with reshard_after_forward=false the backward "
+            "gathers nothing; leave one of them out"
+        )
+    reasons = (_selective_output_reason, _checkpoint_offload_reason, _model_code_reason, _float8_reason)
+    return next(filter(None, (reason(config) for reason in reasons)), None)
+
+
+def _library_reason(config: TrialConfig) -> Prose | None:
+    """What engines of libraries cannot do."""
+    name, engine = config.engine.name, config.engine
     linear = config.workload.linear_dtype
     if linear != "model" and name != "megatron":
         return f"workload.linear_dtype={linear}: engine {name} multiplies in its dtype here; use model, or engine=fsdp2"

@@ -13,7 +13,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, of_equal_steps
 from sp_bench.analysis.cells import cells as cells_of
 from sp_bench.analysis.held import held, largest_error
@@ -148,7 +147,7 @@ def _basis(given: Sequence[Any]) -> Basis:
 
 
 def _is_step(cell: Cell) -> bool:
-    delayed = words.link(cell.options) not in ("", NO_DELAY)
+    delayed = cell.link not in ("", NO_DELAY)
     return cell.ok and delayed and not cell.waits_for_the_host and cell.asked["workload"] == "train_step"
 
 

@@ -30,9 +30,9 @@ import numpy as np
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import PRIMITIVES, bandwidths
+from sp_bench.analysis.identifiers import OF_STEP
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
-from sp_bench.analysis.words import OF_STEP
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import parse
 from sp_bench.config.shape import AttentionShape

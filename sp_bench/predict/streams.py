@@ -27,7 +27,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.config.yaml_text import read_yaml
 from sp_bench.costs import placing
 from sp_bench.formats import number, text_table, whole
-from sp_bench.predict.advice import Candidate, Cluster, NothingFits, candidates, links_of, preferred, works_of
+from sp_bench.predict.candidates import Candidate, Cluster, NothingFits, candidates, links_of, preferred, works_of
 from sp_bench.predict.projection import Fit, Links, pass_and_update_ms, step_options
 
 BATCHES = 100

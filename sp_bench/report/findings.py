@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sp_bench.analysis import words
+from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
 from sp_bench.analysis.ladder import ladders
@@ -257,7 +257,7 @@ def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference
 
 
 def _beside(their: Cell) -> str:
-    return ", ".join(filter(None, [words.place(their), words.kernel(their), words.unusual(their, words.LAUNCH)]))
+    return ", ".join(filter(None, [words.place(their), words.kernel(their), words.unusual(their, identifiers.LAUNCH)]))
 
 
 def _grade(found: Difference | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from sp_bench.analysis import words
+from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs
 from sp_bench.analysis.over_depth import OverDepth, over_depth
@@ -66,7 +66,7 @@ CELLS: tuple[Column[Held], ...] = (
     Column("ranks", lambda of: of.one.asked["sp_size"]),
     Column("tokens", lambda of: of.one.asked["seq_len"], "{:,}".format),
     Column("kernel", lambda of: words.kernel(of.one)),
-    Column("link model", lambda of: words.link(of.one.options)),
+    Column("link model", lambda of: of.one.link),
     Column("predicted (ms)", lambda of: of.one.median_step_ms, number),
     Column("measured (ms)", lambda of: of.measured.median_step_ms, number),
     Column("ratio", lambda of: of.ratio, "{:.3f}".format),
@@ -86,7 +86,7 @@ SIGNS: tuple[Column[Sign], ...] = (
     Column("ranks", lambda of: of.held.one.asked["sp_size"]),
     Column("tokens", lambda of: of.held.one.asked["seq_len"], "{:,}".format),
     Column("kernel", lambda of: words.kernel(of.held.one)),
-    Column("link model", lambda of: words.link(of.held.one.options)),
+    Column("link model", lambda of: of.held.one.link),
     Column("measured", lambda of: of.measured, "{:.3f}".format),
     Column("predicted", lambda of: of.predicted, "{:.3f}".format),
     Column("without delay", lambda of: of.without_delay, "{:.3f}".format),
@@ -101,7 +101,7 @@ LINES: tuple[Column[OverDepth], ...] = (
     Column("tokens", lambda of: of.few.asked["seq_len"], "{:,}".format),
     Column("kernel", lambda of: words.kernel(of.few)),
     Column("options", lambda of: ", ".join(_of_step(of.few))),
-    Column("link model", lambda of: words.link(of.few.options)),
+    Column("link model", lambda of: of.few.link),
     Column("layers", lambda of: "{} and {} of {}".format(*of.num_layers_run, of.num_layers)),
     Column("step (s)", lambda of: of.step_ms / 1e3, number),
     Column("tokens/s/GPU", lambda of: of.tokens_per_s_per_gpu, number),
@@ -147,7 +147,7 @@ def _near(of: Group) -> str | None:
 
 
 def _of_step(cell: Cell) -> list[str]:
-    return [text for path in words.OF_STEP if (text := words.unusual(cell, path))]
+    return [text for path in identifiers.OF_STEP if (text := words.unusual(cell, path))]
 
 
 def _what(cell: Cell) -> str:

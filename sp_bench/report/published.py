@@ -150,7 +150,7 @@ class BesideOneRank:
     @property
     def how(self) -> str:
         depth = "{} and {} layers, by their line".format(*self.line.num_layers_run) if self.line else ""
-        return ", ".join(filter(None, [_with(self.cell), words.link(self.cell.options), depth]))
+        return ", ".join(filter(None, [_with(self.cell), self.cell.link, depth]))
 
 
 OF_LINES: Mapping[str, Callable[[OverDepth], float | None]] = {  # metrics that a line over layers gives
@@ -201,7 +201,7 @@ def _of_one_rank(
     rest = {name: value for name, value in figure.where.items() if name != "num_layers"}
 
     def matches(cell: Cell) -> bool:
-        delayed = words.link(cell.options) not in ("", NO_DELAY)
+        delayed = cell.link not in ("", NO_DELAY)
         return (
             delayed and not cell.waits_for_the_host and all(cell.asked[name] == value for name, value in rest.items())
         )

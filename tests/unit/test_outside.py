@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sp_bench import engines, kernels, methods
-from sp_bench.analysis.words import name_cells
+from sp_bench.analysis.identifiers import name_cells
 from sp_bench.config import outside
 from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.method import MethodConfig

@@ -31,7 +31,7 @@ from sp_bench.driver.search import (
     Search,
 )
 from sp_bench.driver.settings import SearchConfig
-from sp_bench.predict import advice, fitted, projection
+from sp_bench.predict import advice, candidates, decision_map, fitted, projection
 from sp_bench.predict.projection import Fit, Links, NotProjectable, attention_work
 
 from .rows import cells_of, row
@@ -295,38 +295,38 @@ def test_the_file_of_the_package_is_what_committed_rows_say(fit_of_all):
 
 
 def test_times_of_one_real_rank_are_compared_with_none_of_the_fit(fit_of_all, qwen):
-    cluster = advice.Cluster(4, 8, 45.0, 140.0)
+    cluster = candidates.Cluster(4, 8, 45.0, 140.0)
     short = replace(qwen, seq_len=65536, kernel=replace(qwen.kernel, name="flash_attn_4"))
-    found = advice.candidates(fit_of_all, short, cluster)
+    found = candidates.candidates(fit_of_all, short, cluster)
     steps = fitted.load().one_rank
-    ones = advice.as_one_rank(found, steps, 0.04, cluster)
+    ones = candidates.as_one_rank(found, steps, 0.04, cluster)
     assert {each.config.method.name for each in ones} == {"ulysses", "ring"}
     lines = advice.advice(found, cluster, ones)
     assert "a tie with ring" in lines[0]
     assert "a tie" not in lines[4]
     assert "x the time" not in lines[4]
     for other in (replace(cluster, gpus=8), replace(cluster, memory_gib=20.0)):
-        assert advice.as_one_rank(found, steps, 0.04, other) == []
-    assert advice.as_one_rank(found, steps[:1], 0.04, cluster) == []
+        assert candidates.as_one_rank(found, steps, 0.04, other) == []
+    assert candidates.as_one_rank(found, steps[:1], 0.04, cluster) == []
 
 
 def test_what_is_measured_as_one_rank_are_three_methods_over_all_gpus_and_long_steps_by_a_line(fit_of_all, qwen):
-    cluster = advice.Cluster(16, 8, 45.0, 140.0)
-    found = advice.candidates(fit_of_all, qwen, cluster)
-    runs = advice.to_measure(found, cluster, "nodes_400g")
+    cluster = candidates.Cluster(16, 8, 45.0, 140.0)
+    found = candidates.candidates(fit_of_all, qwen, cluster)
+    runs = candidates.to_measure(found, cluster, "nodes_400g")
     methods = {word for run in runs for word in run if word.startswith("method=")}
     assert methods == {"method=ulysses", "method=ring", "method=all_gather"}
     assert all({"world=one_rank", "link=nodes_400g", "sp_size=16", "num_nodes=2"} <= set(run) for run in runs)
     assert not any("model.num_layers=2,4" in run for run in runs)
     long = [replace(each, ms=100_000.0) for each in found]
-    assert all("model.num_layers=2,4" in run for run in advice.to_measure(long, cluster, "nodes_400g"))
+    assert all("model.num_layers=2,4" in run for run in candidates.to_measure(long, cluster, "nodes_400g"))
 
 
 def test_what_one_rank_says_carries_none_of_the_fits_evidence(fit_of_all, qwen):
-    cluster = advice.Cluster(4, 8, 45.0, 140.0)
+    cluster = candidates.Cluster(4, 8, 45.0, 140.0)
     short = replace(qwen, seq_len=65536, kernel=replace(qwen.kernel, name="flash_attn_4"))
-    found = [replace(each, extrapolated=True) for each in advice.candidates(fit_of_all, short, cluster)]
-    for each in advice.as_one_rank(found, fitted.load().one_rank, 0.04, cluster):
+    found = [replace(each, extrapolated=True) for each in candidates.candidates(fit_of_all, short, cluster)]
+    for each in candidates.as_one_rank(found, fitted.load().one_rank, 0.04, cluster):
         told = each.as_json()
         assert (told["evidence"], told["rests_on_cells"], told["extrapolated"]) == ("one_rank", 1, False)
         assert told["rests_on_campaigns"] == ["h200x1_one_rank_held"]
@@ -346,18 +346,18 @@ def test_a_link_models_a_network_that_carries_as_much_and_no_other():
     links = [parse(LinkConfig, overrides.conf_file(f"link/{name}")) for name in overrides.choices("link")]
     for network, link in ((45.0, "nodes_400g"), (23.0, "nodes_200g")):
         for gpus in (16, 64):  # two hosts get less of their cards, as the link says
-            assert advice.link_of(advice.Cluster(gpus, 8, network, 140.0), links) == link
-    assert advice.link_of(advice.Cluster(8, 8, 10.0, 140.0), links) == "nvlink"
+            assert candidates.link_of(candidates.Cluster(gpus, 8, network, 140.0), links) == link
+    assert candidates.link_of(candidates.Cluster(8, 8, 10.0, 140.0), links) == "nvlink"
     with pytest.raises(NotProjectable, match=r"has 10 GiB/s .* nodes_400g \(44 GiB/s\)"):
-        advice.link_of(advice.Cluster(16, 8, 10.0, 140.0), links)
+        candidates.link_of(candidates.Cluster(16, 8, 10.0, 140.0), links)
 
 
 def test_a_million_tokens_cost_gpu_hours(fit_of_all, qwen):
-    found = advice.candidates(fit_of_all, qwen, advice.Cluster(8, 8, 45.0, 140.0))
-    best = advice.preferred(found)
+    found = candidates.candidates(fit_of_all, qwen, candidates.Cluster(8, 8, 45.0, 140.0))
+    best = candidates.preferred(found)
     steps = 1e6 / (best.config.seq_len * best.config.num_sequences)
     assert best.gpu_hours == pytest.approx(steps * best.ms * 8 / 3.6e6)
-    line = advice.advice(found, advice.Cluster(8, 8, 45.0, 140.0), price=2.5)[2]
+    line = advice.advice(found, candidates.Cluster(8, 8, 45.0, 140.0), price=2.5)[2]
     assert re.search(r"a million tokens in \S+ GPU-hours \(\S+ at 2\.5 each\)", line)
     assert best.as_json(2.5)["cost_per_million_tokens"] == pytest.approx(2.5 * best.gpu_hours)
     assert best.as_json()["cost_per_million_tokens"] is None
@@ -403,8 +403,8 @@ def test_steps_whose_attention_has_no_rows_are_left_out_of_the_fit(measured):
 
 
 def test_an_answer_of_one_length_says_that_its_error_is_that_of_other_options(fit_of_all, qwen):
-    cluster = advice.Cluster(8, 8, 45.0, 140.0)
-    found = advice.candidates(fit_of_all, qwen, cluster)
+    cluster = candidates.Cluster(8, 8, 45.0, 140.0)
+    found = candidates.candidates(fit_of_all, qwen, cluster)
     one = [each for each in found if not projection.has_several_lengths(each.rests_on)]
     several = [each for each in found if projection.has_several_lengths(each.rests_on)]
     said = "These options have one length: the error is that of others."
@@ -418,8 +418,8 @@ def test_an_answer_of_one_length_says_that_its_error_is_that_of_other_options(fi
 
 
 def test_advice_says_how_far_the_memory_model_is_from_the_rows_that_were_read(fit_of_all, qwen):
-    cluster = advice.Cluster(8, 8, 45.0, 140.0)
-    found = advice.candidates(fit_of_all, qwen, cluster, ["full"])
+    cluster = candidates.Cluster(8, 8, 45.0, 140.0)
+    found = candidates.candidates(fit_of_all, qwen, cluster, ["full"])
     for each in found:
         largest, number = max(map(abs, each.peak_errors)), len(each.peak_errors)
         cells = f"{number} measured cell{'s' if number > 1 else ''} with these options."
@@ -434,17 +434,17 @@ def test_advice_says_how_far_the_memory_model_is_from_the_rows_that_were_read(fi
 def test_of_ways_that_tie_within_the_error_the_one_with_most_cells_is_used_and_methods_are_compared_on_it(
     fit_of_all, qwen
 ):
-    cluster = advice.Cluster(8, 8, 45.0, 140.0)
-    found = advice.candidates(fit_of_all, qwen, cluster, ["full"])
+    cluster = candidates.Cluster(8, 8, 45.0, 140.0)
+    found = candidates.candidates(fit_of_all, qwen, cluster, ["full"])
     assert len(found[0].rests_on) < max(len(each.rests_on) for each in found)  # else this shows nothing
     within = [replace(each, band=0.5) for each in found]
     most = max(len(each.rests_on) for each in within)
-    assert {len(each.rests_on) for each in advice.best_of_each_method(within)} == {most}
-    best, *others = advice.best_and_others(within)
+    assert {len(each.rests_on) for each in candidates.best_of_each_method(within)} == {most}
+    best, *others = candidates.best_and_others(within)
     assert best == next(each for each in within if len(each.rests_on) == most)
     assert best.config.method.name not in {each.config.method.name for each in others}
     for band in (0.0, float("inf")):
-        assert advice.preferred([replace(each, band=band) for each in found]).ms == found[0].ms
+        assert candidates.preferred([replace(each, band=band) for each in found]).ms == found[0].ms
 
 
 def test_what_is_kept_costs_memory_and_what_is_recomputed_time(fit_of_all, qwen):
@@ -490,14 +490,14 @@ def test_steps_of_other_options_have_another_rate_and_are_predicted_by_their_own
 
 
 def test_ways_without_rows_are_not_offered_and_asking_for_one_alone_is_refused(fit, qwen):
-    cluster = advice.Cluster(8, 8, 45.0, 140.0)
-    found = advice.candidates(fit, qwen, cluster)
+    cluster = candidates.Cluster(8, 8, 45.0, 140.0)
+    found = candidates.candidates(fit, qwen, cluster)
     assert {each.config.workload.activation_checkpointing for each in found} == {"full"}
     assert all(each.rests_on == fit.steps[projection.step_options(each.config)] for each in found)
     with pytest.raises(NotProjectable, match="kernel=cudnn that recomputes none is among the rows; rows have full"):
-        advice.candidates(fit, qwen, cluster, ["none"])
+        candidates.candidates(fit, qwen, cluster, ["none"])
     with pytest.raises(NotProjectable, match="rows of training steps have kernel cudnn"):
-        advice.candidates(replace(fit, rates=fit_with_another_kernel(fit)), with_kernel(qwen, "math"), cluster)
+        candidates.candidates(replace(fit, rates=fit_with_another_kernel(fit)), with_kernel(qwen, "math"), cluster)
 
 
 def with_kernel(config: TrialConfig, name: str) -> TrialConfig:
@@ -547,34 +547,34 @@ def test_a_method_without_messages_takes_its_computing_alone(fit):
 
 
 def test_only_ways_that_fit_are_offered_and_the_refusal_names_the_least(fit, qwen):
-    cluster = advice.Cluster(8, 8, 45.0, 140.0)
-    found = advice.candidates(fit, qwen, cluster)
+    cluster = candidates.Cluster(8, 8, 45.0, 140.0)
+    found = candidates.candidates(fit, qwen, cluster)
     assert {each.config.method.name for each in found} == {"single", "ulysses", "ring", "all_gather", "usp"}
     assert all(each.config.world_size == 8 and each.peak_bytes < 140 * GIB for each in found)
     rates = [each.tokens_per_s_per_gpu for each in found]
     assert rates == sorted(rates, reverse=True)
     with pytest.raises(
-        advice.NothingFits, match=r"131,072 tokens on 8 GPUs needs \d+\.\d GiB a GPU at least .*use more"
+        candidates.NothingFits, match=r"131,072 tokens on 8 GPUs needs \d+\.\d GiB a GPU at least .*use more"
     ):
-        advice.candidates(fit, qwen, replace(cluster, memory_gib=4.0))
+        candidates.candidates(fit, qwen, replace(cluster, memory_gib=4.0))
 
 
 def test_the_best_of_each_method_is_in_the_order_of_speed_and_advice_names_the_second_as_next(fit, qwen):
     """A method whose other ways are the slowest of all may still come first."""
-    cluster = advice.Cluster(8, 8, 45.0, 140.0)
-    found = advice.candidates(fit, qwen, cluster)
-    best = advice.best_of_each_method(found)
+    cluster = candidates.Cluster(8, 8, 45.0, 140.0)
+    found = candidates.candidates(fit, qwen, cluster)
+    best = candidates.best_of_each_method(found)
     rates = [each.tokens_per_s_per_gpu for each in best]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == max(each.tokens_per_s_per_gpu for each in found)
     last = {each.config.method.name: n for n, each in enumerate(found)}
     assert [last[each.config.method.name] for each in best] != sorted(last.values())  # else this shows nothing
     second = next(each for each in found if each.config.method.name != found[0].config.method.name)
-    assert advice.best_and_others(found)[1].config.method == second.config.method
+    assert candidates.best_and_others(found)[1].config.method == second.config.method
 
 
 def test_no_method_gets_more_ranks_than_it_has_heads(fit, qwen):
-    found = advice.candidates(fit, qwen, advice.Cluster(128, 8, 45.0, 140.0))
+    found = candidates.candidates(fit, qwen, candidates.Cluster(128, 8, 45.0, 140.0))
     assert max(each.config.sp_size for each in found if each.config.method.name == "ulysses") == 32
     assert all(each.degrees[0] <= 8 for each in found if each.config.method.name == "usp")
 
@@ -582,7 +582,7 @@ def test_no_method_gets_more_ranks_than_it_has_heads(fit, qwen):
 def test_a_kernel_without_rows_is_refused_with_those_that_have_some(fit, qwen):
     other = replace(qwen, kernel=replace(qwen.kernel, name="math"))
     with pytest.raises(NotProjectable, match=r"kernel=math has no rows here; use one of cudnn, flash_attn"):
-        advice.candidates(fit, other, advice.Cluster(4, 8, 45.0, 140.0))
+        candidates.candidates(fit, other, candidates.Cluster(4, 8, 45.0, 140.0))
 
 
 def test_rows_of_a_cpu_project_nothing():
@@ -598,13 +598,13 @@ def test_a_primitive_without_rows_leaves_its_methods_out_and_is_named(measured, 
     links = Links(without.inside)
     with pytest.raises(NotProjectable, match="no row of workload=collective has the speed of send_recv here"):
         attention_work(MethodConfig("ring", "zigzag", dkv_dtype="input"), "cudnn", SHAPE, (1, 4), links)
-    found = advice.candidates(without, qwen, advice.Cluster(8, 8, 45.0, 140.0))
+    found = candidates.candidates(without, qwen, candidates.Cluster(8, 8, 45.0, 140.0))
     assert {each.config.method.name for each in found} == set(without.methods)
 
 
 def test_usp_alone_leads_by_more_than_the_error_in_four_cells_of_the_map(fit_of_all):
     """As docs/PROJECTION.md says above the map."""
-    lines = advice.decision_map(fit_of_all, "cudnn", 8).splitlines()
+    lines = decision_map.decision_map(fit_of_all, "cudnn", 8).splitlines()
     bold = [line.split("|")[1:] for line in lines if "**" in line]
     assert [cells[0].strip() for cells in bold] == ["32/32"] * 4
     assert all("**USP" in cells[-2] and "one node" not in cells[2] for cells in bold)
@@ -612,8 +612,8 @@ def test_usp_alone_leads_by_more_than_the_error_in_four_cells_of_the_map(fit_of_
 
 
 def test_the_map_names_a_method_for_each_place(fit):
-    lines = advice.decision_map(fit, "cudnn", 8).splitlines()[2:]
-    assert len(lines) == len(advice.MAP_HEADS) * len(advice.MAP_TOKENS) * len(advice.MAP_NETWORKS)
+    lines = decision_map.decision_map(fit, "cudnn", 8).splitlines()[2:]
+    assert len(lines) == len(decision_map.MAP_HEADS) * len(decision_map.MAP_TOKENS) * len(decision_map.MAP_NETWORKS)
     assert all(any(name in line for name in ("Ulysses", "ring", "all-gather", "USP")) for line in lines)
 
 

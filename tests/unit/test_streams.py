@@ -26,7 +26,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed, Ranks, dynamic, loads, lower_bound, per_document, static
-from sp_bench.predict.advice import Cluster
+from sp_bench.predict.candidates import Cluster
 from sp_bench.predict.fitted import load
 from sp_bench.predict.streams import attention_ms, document_lengths, of_kernels, policies
 

@@ -110,7 +110,7 @@ def _model(cell: Cell) -> str:
 
 
 def _link(cell: Cell) -> str:
-    modelled = words.link(cell.options)
+    modelled = cell.link
     fabric = words.fabric(cell.asked["fabric"]) if (cell.asked["world_size"] or 1) > 1 else ""
     return f"{fabric}, modelled: {modelled}" if modelled else fabric
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from sp_bench.analysis import words
+from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.ratios import decimals
 from sp_bench.analysis.settings import Setting
 from sp_bench.analysis.signs import RIVALS, Sign, counts, signs
@@ -105,14 +105,14 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
         beside = [s for s in settings if s.contests and s.cells[0].asked["workload"] == "train_step"]
         campaigns = ", ".join(sign.setting.campaigns)
         parts += ["training step", *(part for part in sign.setting.apart(beside) if part != campaigns)]
-    parts += ["forward" if first.asked["pass_kind"] == "forward" else "", words.unusual(first, words.LAUNCH)]
+    parts += ["forward" if first.asked["pass_kind"] == "forward" else "", words.unusual(first, identifiers.LAUNCH)]
     parts.append(f"{first.asked['num_heads']}/{first.asked['num_kv_heads']} heads" if len(heads) > 1 else "")
     parts += [
         f"{tokens(first.asked['seq_len'])} tokens",
         drawn(first) if packs else "",
         pack(first),
         words.processors(first) if len(sizes) > 1 or not first.all_ranks_were_there else "",
-        words.link(first.options),
+        first.link,
         words.fabric(first.asked["fabric"]) if len(sign.setting.fabrics) > 1 else "",
         words.kernel(first),
     ]

@@ -32,7 +32,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         speed = attention_tflops(cell) if cell.processor == "GPU" else None
         if speed is None or not _is_shown(cell):
             continue
-        asked, link = cell.asked, words.link(cell.options)
+        asked, link = cell.asked, cell.link
         passes = "forward, " if asked["pass_kind"] == "forward" else ""
         where = f"{passes}{asked['num_heads']}/{asked['num_kv_heads']} heads, {words.kernel(cell)}"
         by_size = found.setdefault((where, asked["seq_len"]), {}).setdefault((words.plain_method(cell), link), {})
@@ -78,5 +78,5 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
 
 def _is_shown(cell: Cell) -> bool:
     asked = cell.asked
-    link = words.link(cell.options)
+    link = cell.link
     return asked["workload"] == "attention" and asked["sp_size"] >= LEAST_RANKS and link not in ("", NO_DELAY)

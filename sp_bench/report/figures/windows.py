@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from sp_bench.analysis import words
+from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.ratios import by_speed, pairs, ratio_of_pairs
 from sp_bench.config.machine import NO_DELAY
@@ -100,7 +100,7 @@ def _ratios(windows: dict[int | None, list[Cell]]) -> dict[int | None, tuple[flo
 
 def _is_shown(cell: Cell) -> bool:
     """Attention of one of the two, whose messages take time."""
-    is_attention = cell.asked["workload"] == "attention" and words.link(cell.options) != NO_DELAY
+    is_attention = cell.asked["workload"] == "attention" and cell.link != NO_DELAY
     is_measured = cell.ok and bool(cell.median_step_ms) and not cell.waits_for_the_host
     return is_measured and is_attention and cell.asked["method"] in METHODS
 
@@ -120,7 +120,7 @@ def _panel(cell: Cell) -> tuple[Any, ...]:
         words.packed(cell),
         words.dtype(cell),
         f"batch {asked['batch_size']}" if asked["batch_size"] != 1 else "",
-        words.unusual(cell, words.LAUNCH),
+        words.unusual(cell, identifiers.LAUNCH),
         words.kernel(cell),
     ]
     return ", ".join(filter(None, parts)), asked["seq_len"], _link(cell), cell.but(*IN_PANEL)
@@ -128,5 +128,5 @@ def _panel(cell: Cell) -> tuple[Any, ...]:
 
 def _link(cell: Cell) -> str:
     """The fabric of all ranks or the model of one real rank's messages, and whether they leave a host."""
-    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"one rank, {words.link(cell.options)}"
+    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"one rank, {cell.link}"
     return f"{link}, {'over hosts' if (cell.asked['num_nodes'] or 1) > 1 else 'one host'}"
