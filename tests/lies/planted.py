@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 ATTENTION = ("workload=attention", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
 
 
+DELTA = (*ATTENTION[:-1], "kernel=chunked", "model.attention=gated_delta")
+
 FORWARD = (*ATTENTION, "workload.pass_kind=forward")
 
 TRAIN_STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
@@ -804,6 +806,14 @@ LIES += [
         "timed step 1, which was drawn, at seq_len=96: relative error of output",
         phase="warmup",
         quick=True,
+    ),
+    Lie(
+        "first_timed_delta_output_halved",
+        "At the timed length",
+        "the same of the gated delta rule",
+        DELTA,
+        "timed step 1, which was drawn, at seq_len=96: relative error of output",
+        phase="warmup",
     ),
     Lie(
         "result_computed_later",
