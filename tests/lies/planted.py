@@ -776,7 +776,7 @@ LIES += [
             "At the timed length",
             what,
             (*ATTENTION, "model.num_heads=8", "model.num_kv_heads=4"),
-            f"(the last timed step|sampled rows) at seq_len=96, in one {where}: relative error of {tensor}"
+            f"(timed step.*|sampled rows) at seq_len=96, in one {where}: relative error of {tensor}"
             + "|sum dv = sum dout does not hold in KV head 0" * (tensor == "dv"),
             ranks="0",
             dtypes=("bfloat16",),
@@ -789,8 +789,8 @@ LIES += [
             ),
             *(
                 (
-                    f"last_row_of_{t}_3_percent_off",
-                    f"{t} of one row is 3% too large in one KV head",
+                    f"last_row_of_{t}_6_percent_off",
+                    f"{t} of one row is 6% too large in one KV head",
                     t,
                     "row and KV head",
                 )
