@@ -12,12 +12,11 @@ import resource
 import secrets
 import statistics
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -90,14 +89,20 @@ class Schedule:
     """Which steps of one measurement are timed, counted from 1. With workload.timed_steps=auto nobody knows before the
     ranks have agreed on it, after the warm-up."""
 
-    def __init__(self, workload: WorkloadConfig) -> None:
+    def __init__(self, workload: WorkloadConfig, windows: Sequence[int] = ()) -> None:
+        """windows: numbers of timed steps between which one untimed step runs; none: no step comes between."""
         self.workload = workload
+        self._windows = windows
         self._timed_steps = None if workload.timed_steps == AUTO else workload.timed_steps
 
     @property
     def timed_steps(self) -> int:
         assert self._timed_steps is not None, "the ranks have not agreed on workload.timed_steps=auto yet"
         return self._timed_steps
+
+    @property
+    def windows(self) -> Sequence[int]:
+        return self._windows or [self.timed_steps]
 
     @property
     def last_timed(self) -> int | None:
@@ -129,15 +134,9 @@ class Clock:
     until it returns True: that was the last."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        device: torch.device,
-        enter_phase: EnterPhase,
-        trace_to: Path | None,
-        windows: Sequence[int] | None = None,
+        self, schedule: Schedule, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
     ) -> None:
-        """windows: numbers of timed steps between which one untimed step runs; None: no step comes between."""
-        self._phases = _phases(schedule, device, enter_phase, trace_to, windows=windows)
+        self._phases = _phases(schedule, device, enter_phase, trace_to)
         self._measurement: Measurement | None = None
 
     def tick(self) -> bool:
@@ -203,7 +202,6 @@ def _phases(
     enter_phase: EnterPhase,
     trace_to: Path | None,
     look: Callable[[], None] | None = None,
-    windows: Sequence[int] | None = None,
 ) -> Phases[Measurement]:
     """All of a measurement except the steps. It yields wherever a step must run."""
     workload = schedule.workload
@@ -215,7 +213,7 @@ def _phases(
         schedule.agree(last_ms, device)
     else:
         yield from _no_time(workload.warmup_steps)
-    looks: Looks = {schedule.draw(device): look} if look else {}
+    drawn = Look(schedule.draw(device), look) if look else NO_LOOK
     synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
     dist.barrier()  # until peers have taken the last of the warm-up from this device
@@ -225,8 +223,7 @@ def _phases(
     dist.barrier()  # the ranks took different times to read, but enter the window together; inside it nothing waits
     book = Ledger(device) if workload.single_step else None
     with book or contextlib.nullcontext():
-        timed = _windows(windows, device) if windows else _timed(schedule.timed_steps, device, looks)
-        step_ms, window_ms, host_step_ms = yield from timed
+        step_ms, window_ms, host_step_ms = yield from _windows(schedule.windows, device, drawn)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     measurement.host_step_ms = host_step_ms
     if counters and before:
@@ -339,9 +336,20 @@ def time_steps(step: Step, num_steps: int, device: torch.device) -> Timed:
     return _drive(_timed(num_steps, device), step)
 
 
-def _windows(windows: Sequence[int], device: torch.device) -> Phases[Timed]:
-    """The times of all steps of several windows, and their sum. One step runs between two windows, in none of them."""
-    step_ms, window_ms, host_step_ms = yield from _timed(windows[0], device)
+class Look(NamedTuple):
+    """What is done once while steps are timed; it must wait for nothing."""
+
+    after: int  # number of a timed step: behind its clock, and before that of the next one
+    take: Callable[[], None]
+
+
+NO_LOOK = Look(0, lambda: None)
+
+
+def _windows(windows: Sequence[int], device: torch.device, look: Look) -> Phases[Timed]:
+    """The times of all steps of several windows, and their sum. One step runs between two windows, in none of them.
+    look: is of the first window."""
+    step_ms, window_ms, host_step_ms = yield from _timed(windows[0], device, look)
     for num_steps in windows[1:]:
         yield from _no_time(1)
         synchronise(device)
@@ -355,28 +363,25 @@ def _no_time(num_steps: int) -> Phases[None]:
         yield False
 
 
-Looks = Mapping[int, Callable[[], None]]  # number of a step -> what is done after its clock and before the next one's
+def _timed(num_steps: int, device: torch.device, look: Look = NO_LOOK) -> Phases[Timed]:
+    return _timed_on_cuda(num_steps, look) if device.type == "cuda" else _timed_on_cpu(num_steps, look)
 
 
-def _timed(num_steps: int, device: torch.device, looks: Looks = types.MappingProxyType({})) -> Phases[Timed]:
-    return _timed_on_cuda(num_steps, looks) if device.type == "cuda" else _timed_on_cpu(num_steps, looks)
-
-
-def _timed_on_cpu(num_steps: int, looks: Looks) -> Phases[Timed]:
+def _timed_on_cpu(num_steps: int, look: Look) -> Phases[Timed]:
     step_ms, start = [], time.perf_counter()
     for number in range(1, num_steps + 1):
         yield False
         end = time.perf_counter()
         step_ms.append(1e3 * (end - start))
         start = end
-        if look := looks.get(number):
-            look()
+        if number == look.after:
+            look.take()
             start = time.perf_counter()
     return step_ms, sum(step_ms), None
 
 
-def _timed_on_cuda(num_steps: int, looks: Looks) -> Phases[Timed]:
-    events = iter([torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1 + len(looks))])
+def _timed_on_cuda(num_steps: int, look: Look) -> Phases[Timed]:
+    events = iter([torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 2)])
     spans, issued = [], []  # of each step: its events, and seconds in which the host issues it
     first = mark = time.perf_counter()
     start = next(events)
@@ -389,8 +394,8 @@ def _timed_on_cuda(num_steps: int, looks: Looks) -> Phases[Timed]:
         spans.append((start, end))
         issued.append(now - mark)
         start, mark = end, now
-        if look := looks.get(number):
-            look()
+        if number == look.after:
+            look.take()
             start, mark = next(events), time.perf_counter()
             start.record()
     torch.cuda.synchronize()

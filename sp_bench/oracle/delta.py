@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
@@ -23,9 +24,9 @@ from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention
 from sp_bench.oracle import identities
 from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, reference_dtype, require
+from sp_bench.oracle.timed_length import NUM_ROWS, Draw, Step, turn
 
 RESULTS = (*TENSORS, "dg", "dbeta")
-Step = Callable[[], Sequence[Tensor]]
 SPAN = 4.0  # decays of a whole sequence take so much of the logarithm of a state, on the average over heads
 
 
@@ -115,42 +116,67 @@ def check_attention(
     }
 
 
-def check_timed(
-    step: Step, inputs: Sequence[Tensor], shape: AttentionShape, mesh: DeviceMesh, budget: Errors
-) -> dict[str, Any]:
-    """Prove a step that has run on `inputs` before, on the same inputs turned; it reads them in place. Returns row
-    columns. inputs: this rank's q, k, v, g, beta and, if there is a backward, dout.
+class Proof:
+    """Proves steps of one attention, as `timed_length.Proof` does, in all rows.
 
-    Raises:
-        Incorrect: an error is above its budget. Raised on every rank.
+    Inputs of a step are this rank's q, k, v, g, beta and, if there is a backward, dout; its results are those of
+    RESULTS, or the output alone.
     """
-    for x in inputs:
-        signed = x.dim() == 4  # a decay or a beta of another sign would be no such thing
-        x.copy_(x.roll(1, dims=1) * (-1 if signed else 1))
-    found = list(step())
-    errors = check_results(found, inputs, shape, mesh, budget, f"all rows at seq_len={shape.seq_len}")
-    columns: dict[str, Any] = {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
-    if len(found) > 1:
-        columns["identity_error"] = _identities(found, inputs, mesh)
-    return columns
 
+    def __init__(
+        self, layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, draw: Draw, budget: Errors
+    ) -> None:
+        self._shape, self._mesh = shape, mesh
+        self._budget = {name: budget.get(name, max(budget.values())) for name in RESULTS}
+        generator = torch.Generator().manual_seed(draw.seed * 1_000_003 + draw.replicate)
+        rows = torch.randperm(shape.seq_len // layout.sp_size, generator=generator)
+        self._mine = rows[: -(-NUM_ROWS // layout.sp_size)].to(mesh.device_type)
 
-def check_results(
-    found: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    shape: AttentionShape,
-    mesh: DeviceMesh,
-    budget: Errors,
-    what: Prose,
-) -> Errors:
-    """Check all rows of what a step returned for `inputs`, as in `check_timed`. Returns the errors of TENSORS.
+    def check_turned(self, step: Step, eager: Step, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """Prove a step that has run on `inputs` before, on the same inputs turned; it reads them in place. Returns row
+        columns.
 
-    Raises:
-        Incorrect: an error is above its budget. Raised on every rank.
-    """
-    errors = _errors(found, _of_shards(inputs, shape, mesh, backward=len(found) > 1), mesh)
-    require(errors, {name: budget.get(name, max(budget.values())) for name in RESULTS}, what)
-    return {name: error for name, error in errors.items() if name in TENSORS}
+        Raises:
+            Incorrect: an error is above its budget. Raised on every rank.
+        """
+        turn([x for x in inputs if x.dim() == 4])
+        for x in inputs:
+            if x.dim() == 3:  # a decay or a beta of another sign would be no such thing
+                x.copy_(x.roll(1, dims=1))
+        found = list(step())
+        errors = self.check_results(found, inputs, f"all rows at seq_len={self._shape.seq_len}")
+        columns: dict[str, Any] = {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
+        if len(found) > 1:
+            columns["identity_error"] = _identities(found, inputs, self._mesh)
+        return columns
+
+    def sampled(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's share of sampled rows of all that a step returned."""
+        return [x.index_select(1, self._mine) for x in results]
+
+    def check_sampled(self, shares: Sequence[Tensor], inputs: Sequence[Tensor], what: Prose) -> Errors:
+        """Check what `sampled` gives of a step on `inputs`. Returns the errors of TENSORS.
+
+        Raises:
+            Incorrect: an error is above its budget. Raised on every rank.
+        """
+        return self._check(shares, self.sampled(self._wanted(shares, inputs)), what)
+
+    def check_results(self, results: Sequence[Tensor], inputs: Sequence[Tensor], what: Prose) -> Errors:
+        """The same of all rows.
+
+        Raises:
+            Incorrect: an error is above its budget. Raised on every rank.
+        """
+        return self._check(results, self._wanted(results, inputs), what)
+
+    def _wanted(self, found: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+        return _of_shards(inputs, self._shape, self._mesh, backward=len(found) > 1)
+
+    def _check(self, found: Sequence[Tensor], wanted: Sequence[Tensor], what: Prose) -> Errors:
+        errors = _errors(found, wanted, self._mesh)
+        require(errors, self._budget, what)
+        return {name: error for name, error in errors.items() if name in TENSORS}
 
 
 def _of_shards(inputs: Sequence[Tensor], shape: AttentionShape, mesh: DeviceMesh, *, backward: bool) -> list[Tensor]:

@@ -47,38 +47,6 @@ class Draw(NamedTuple):
     replicate: int
 
 
-def check_attention(
-    step: Step,
-    eager: Step,
-    inputs: Sequence[Tensor],
-    layout: SequenceLayout,
-    shape: AttentionShape,
-    mesh: DeviceMesh,
-    draw: Draw,
-    budget: Errors,
-    sinks: Tensor | None = None,
-) -> dict[str, Any]:
-    """Prove a step that has run on `inputs` before, on the same inputs turned. Returns row columns.
-
-    eager: `step` itself or, if `step` is a replay, what it replays, launched call by call.
-    inputs: this rank's q, k, v and, if there is a backward, dout; both steps read them in place.
-
-    Raises:
-        Incorrect: an error is above its budget. Raised on every rank.
-    """
-    turn(inputs)
-    columns: dict[str, Any] = {}
-    if step is not eager:
-        columns["replay_rel_error"] = check_replay(step, eager, budget, mesh)
-    errors, of_head = check_rows(step, inputs, layout, shape, mesh, draw, budget, sinks)
-    columns["sampled_head_error"] = of_head
-    columns |= {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
-    if len(inputs) == len(TENSORS):
-        what: Prose = f"all rows at seq_len={shape.seq_len}"
-        columns["identity_error"] = check_identities(inputs, step(), mesh, what, sinks=sinks is not None)
-    return columns
-
-
 def budget_at(columns: Mapping[str, Any], config: TrialConfig) -> Errors:
     """The budget of each tensor at the timed length. columns: of the proof at the reduced length."""
     reduced_len = columns["correctness_seq_len"]
@@ -94,176 +62,180 @@ def turn(inputs: Sequence[Tensor]) -> None:
         x.copy_(x.roll(1, dims=1)).neg_()
 
 
-def check_rows(
-    step: Step,
-    inputs: Sequence[Tensor],
-    layout: SequenceLayout,
-    shape: AttentionShape,
-    mesh: DeviceMesh,
-    draw: Draw,
-    budget: Errors,
-    sinks: Tensor | None = None,
-) -> tuple[Errors, Errors]:
-    """Run one more step, and return the errors of its results, and those of the worst KV head. The reference is
-    attention in a wider dtype, of the sampled rows over the keys of all ranks.
+class Kept:
+    """A copy in host memory of what one step returned. `keep` takes it without waiting: not in it is what is not there
+    when the step's clock stops."""
 
-    inputs: as in `check_attention`. In dout all rows but the sampled ones are set to zero for this step. Afterwards it
-        is drawn anew: of a copy there is perhaps no room on the device, and one to the host and back takes seconds.
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        """like: tensors on the device, of the sizes that `keep` will get."""
+        self._device = like[0].device
+        self._kept = [torch.zeros(x.shape, dtype=x.dtype, pin_memory=x.is_cuda) for x in like]
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        for kept, x in zip(self._kept, tensors, strict=True):
+            kept.copy_(x, non_blocking=True)
+
+    def tensors(self) -> list[Tensor]:
+        """What was kept, on the device, after that has been waited for."""
+        return [kept.to(self._device) for kept in self._kept]
+
+
+class Proof:
+    """Proves steps of one attention: sampled rows against attention in a wider dtype over the keys of all ranks, and
+    all rows by identities.
 
     Every rank gets the sampled rows and computes them against its own keys; the parts are merged by log-sum-exp. So
     nothing as long as the sequence is gathered. An error is the root mean square over tokens of each token's relative
     L2. One norm over all tokens would hide most of them, because early tokens have larger values.
 
-    Raises:
-        Incorrect: an error is above its budget. Raised on every rank.
+    Inputs of a step are this rank's q, k, v and, if there is a backward, dout; its results are output, or output, dq,
+    dk, dv.
     """
-    q, k, v, *loss = inputs
-    rows = SampledRows(layout, shape, mesh, draw)
-    mine = rows.mine
-    for dout in loss:
-        sampled = LOSS_SCALE * dout[:, mine]
-        dout.zero_()
-        dout[:, mine] = sampled
-    out, *gradients = _in_flight(step, mesh, late=sum(draw) % mesh.size()) if q.is_cuda else step()
-    latent, up = k, v
-    if shape.kv_lora_rank is not None:
-        k, v = keys_and_values(latent, up, shape.head_dim)
-    known = rows.gathered(rows.of(q, out, *loss, *gradients[:1]))
-    for dout in loss:
-        seed = (draw.seed * 1_000_003 + draw.replicate) * mesh.size() + mesh.get_rank()
-        dout.normal_(generator=torch.Generator(dout.device).manual_seed(seed))
-    queries, got, *backward = known
-    hidden = rows.hidden(q.device)
-    want, lse = _attention(queries, k, v, hidden, mesh, sinks)
-    squares = {"output": _relative_squares(got, want, k.shape[2])}
-    if gradients:
-        dout_rows, got_dq = backward
-        gradients[0][:, mine] = 0  # the sampled rows of dq are compared as `got_dq`; all others must be zero
-        wanted = _gradients(queries, dout_rows, want, lse, k, v, hidden)
-        if shape.kv_lora_rank is not None:
-            squares |= _latent_errors(gradients, got_dq, wanted, latent, up, shape, mesh)
-        else:
-            seen = torch.ones(k.shape[1], dtype=torch.bool, device=k.device) if hidden is None else ~hidden.all(0)
-            squares |= _gradient_errors(gradients, got_dq, wanted, seen, mesh)
-    what: Prose = f"sampled rows at seq_len={shape.seq_len}"
-    return _require_all(squares, budget, q, what)
 
-
-class SampledRows:
-    """The sampled rows, and which of them this rank has."""
-
-    def __init__(self, layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, draw: Draw) -> None:
-        self.shape, self.mesh = shape, mesh
+    def __init__(
+        self,
+        layout: SequenceLayout,
+        shape: AttentionShape,
+        mesh: DeviceMesh,
+        draw: Draw,
+        budget: Errors,
+        sinks: Tensor | None = None,
+    ) -> None:
+        self._shape, self._mesh, self._draw, self._budget, self._sinks = shape, mesh, draw, budget, sinks
         self._sampled = _sample(layout, shape.seq_len, draw, shape.documents, shape.window)
         self._positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
         self._row_of = {position: row for row, position in enumerate(self._sampled.tolist())}
-        self.mine = [index for index, position in enumerate(self._positions) if position in self._row_of]
+        mine = [index for index, position in enumerate(self._positions) if position in self._row_of]
+        self._mine = torch.tensor(mine, dtype=torch.long, device=mesh.device_type)
 
-    def of(self, *tensors: Tensor) -> list[Tensor]:
-        """This rank's share of these rows in its tensors [B,s,Hq,D]."""
-        return [x[:, self.mine] for x in tensors]
+    def check_turned(self, step: Step, eager: Step, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """Prove a step that has run on `inputs` before, on the same inputs turned. Returns row columns.
 
-    def gathered(self, shares: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """These rows of all ranks, in a wider dtype [B,n,Hq,D] each, from what `of` gives. D may differ."""
-        q, shape = shares[0], self.shape
+        eager: `step` itself or, if `step` is a replay, what it replays, launched call by call. Both read their inputs
+            in place.
+
+        Raises:
+            Incorrect: an error is above its budget. Raised on every rank.
+        """
+        turn(inputs)
+        columns: dict[str, Any] = {}
+        if step is not eager:
+            columns["replay_rel_error"] = check_replay(step, eager, self._budget, self._mesh)
+        errors, of_head = self.check_sample(step, inputs)
+        columns["sampled_head_error"] = of_head
+        columns |= {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
+        if len(inputs) == len(TENSORS):
+            what: Prose = f"all rows at seq_len={self._shape.seq_len}"
+            columns["identity_error"] = self._check_identities(inputs, step(), what)
+        return columns
+
+    def check_sample(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Errors, Errors]:
+        """Run one more step, and return the errors of its results, and those of the worst KV head.
+
+        In dout all rows but the sampled ones are set to zero for this step. Afterwards it is drawn anew: of a copy
+        there is perhaps no room on the device, and one to the host and back takes seconds.
+
+        Raises:
+            Incorrect: an error is above its budget. Raised on every rank.
+        """
+        (q, latent, up, *loss), mesh, draw = inputs, self._mesh, self._draw
+        for dout in loss:
+            sampled = LOSS_SCALE * dout[:, self._mine]
+            dout.zero_()
+            dout[:, self._mine] = sampled
+        out, *gradients = _in_flight(step, mesh, late=sum(draw) % mesh.size()) if q.is_cuda else step()
+        known = self._gathered(self._of([q, out, *loss, *gradients[:1]]))
+        for dout in loss:
+            seed = (draw.seed * 1_000_003 + draw.replicate) * mesh.size() + mesh.get_rank()
+            dout.normal_(generator=torch.Generator(dout.device).manual_seed(seed))
+        queries, got, *backward = known
+        k, v, hidden, want, lse = self._reference(queries, latent, up)
+        squares = {"output": _relative_squares(got, want, k.shape[2])}
+        if gradients:
+            dout_rows, got_dq = backward
+            gradients[0][:, self._mine] = 0  # these rows of dq are compared as `got_dq`; all others must be zero
+            wanted = _gradients(queries, dout_rows, want, lse, k, v, hidden)
+            if self._shape.kv_lora_rank is not None:
+                squares |= _latent_errors(gradients, got_dq, wanted, latent, up, self._shape, mesh)
+            else:
+                seen = torch.ones(k.shape[1], dtype=torch.bool, device=k.device) if hidden is None else ~hidden.all(0)
+                squares |= _gradient_errors(gradients, got_dq, wanted, seen, mesh)
+        return _require_all(squares, self._budget, q, f"sampled rows at seq_len={self._shape.seq_len}")
+
+    def sampled(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's share of the sampled rows of a step's output and dq."""
+        return self._of(results[:2])
+
+    def check_sampled(self, shares: Sequence[Tensor], inputs: Sequence[Tensor], what: Prose) -> Errors:
+        """Check what `sampled` gives of a step of all rows on `inputs`. Returns the errors.
+
+        Raises:
+            Incorrect: an error is above its budget. Raised on every rank.
+        """
+        (q, latent, up, *loss), (out, *of_dq) = inputs, shares
+        queries, got, *backward = self._gathered([*self._of([q]), out, *self._of(loss), *of_dq])
+        k, v, hidden, want, lse = self._reference(queries, latent, up)
+        squares = {"output": _relative_squares(got, want, k.shape[2])}
+        if of_dq:
+            dout, got_dq = backward
+            want_dq = torch.zeros_like(got_dq)
+            for head, dq, *_ in _gradients(queries, dout, want, lse, k, v, hidden):
+                want_dq[:, :, _group(head, got_dq, k)] = dq
+            squares["dq"] = _relative_squares(got_dq, all_reduce(want_dq, self._mesh), k.shape[2])
+        return _require_all(squares, self._budget, q, what)[0]
+
+    def check_results(self, results: Sequence[Tensor], inputs: Sequence[Tensor], what: Prose) -> Errors:
+        """The same of all that the step returned, with all identities: of dk and dv, which are of all rows, these alone
+        tell.
+
+        Raises:
+            Incorrect: an error is above its budget. Raised on every rank.
+        """
+        errors = self.check_sampled(self.sampled(results), inputs, what)
+        if len(results) > 1:
+            self._check_identities(inputs, results, what)
+        return errors
+
+    def _check_identities(self, inputs: Sequence[Tensor], results: Sequence[Tensor], what: Prose) -> Errors:
+        return check_identities(inputs, results, self._mesh, what, sinks=self._sinks is not None)
+
+    def _of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's share of the sampled rows in its tensors [B,s,Hq,D]."""
+        return [x.index_select(1, self._mine) for x in tensors]
+
+    def _gathered(self, shares: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The sampled rows of all ranks, in a wider dtype [B,n,Hq,D] each, from what `_of` gives. D may differ."""
+        q, shape = shares[0], self._shape
         sizes = [x.shape[-1] for x in shares]
         rows = torch.zeros(
             *(shape.batch_size, len(self._sampled), shape.num_heads, sum(sizes)),
             dtype=reference_dtype(q.dtype, q.device),
             device=q.device,
         )
-        places = [self._row_of[self._positions[index]] for index in self.mine]
+        places = [self._row_of[self._positions[index]] for index in self._mine.tolist()]
         rows[:, places] = torch.cat(list(shares), dim=-1).to(rows.dtype)
-        return all_reduce(rows, self.mesh).split(sizes, dim=-1)
+        return all_reduce(rows, self._mesh).split(sizes, dim=-1)
 
-    def hidden(self, device: torch.device) -> Tensor | None:
-        """Which of this rank's keys a row may not see [n,s]; None: it sees all."""
-        if not self.shape.causal:
+    def _reference(self, queries: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        """k and v, or those that latents and up-projections give; what is hidden; output and log-sum-exp of the sampled
+        `queries`."""
+        if self._shape.kv_lora_rank is not None:
+            k, v = keys_and_values(k, v, self._shape.head_dim)
+        hidden = self._hidden(k.device)
+        return k, v, hidden, *_attention(queries, k, v, hidden, self._mesh, self._sinks)
+
+    def _hidden(self, device: torch.device) -> Tensor | None:
+        """Which of this rank's keys a sampled row may not see [n,s]; None: it sees all."""
+        if not self._shape.causal:
             return None
-        keys, sampled, lengths = (
-            torch.tensor(self._positions, device=device),
-            self._sampled.to(device),
-            self.shape.documents,
-        )
+        keys, sampled = torch.tensor(self._positions, device=device), self._sampled.to(device)
         hidden = keys[None, :] > sampled[:, None]
-        if self.shape.window is not None:
-            hidden |= keys[None, :] <= sampled[:, None] - self.shape.window
-        if lengths:
+        if self._shape.window is not None:
+            hidden |= keys[None, :] <= sampled[:, None] - self._shape.window
+        if lengths := self._shape.documents:
             document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
             hidden |= document[keys][None, :] != document[sampled][:, None]
         return hidden
-
-
-class Looked:
-    """The sampled rows of what one step returned, output and dq, in host memory. `keep` takes them without waiting: not
-    in them is what is not there when the step's clock stops."""
-
-    def __init__(self, rows: SampledRows, device: torch.device, *, backward: bool) -> None:
-        self._index, shape = torch.tensor(rows.mine, dtype=torch.long, device=device), rows.shape
-        sizes = (shape.value_dim, shape.head_dim)[: 1 + backward]
-        options = {"dtype": getattr(torch, shape.dtype), "pin_memory": device.type == "cuda"}
-        self._kept = [torch.zeros(shape.batch_size, len(rows.mine), shape.num_heads, size, **options) for size in sizes]
-
-    def keep(self, results: Sequence[Tensor]) -> None:
-        """results: as a `Step` returns them."""
-        for kept, x in zip(self._kept, results, strict=False):
-            kept.copy_(x.index_select(1, self._index), non_blocking=True)
-
-    def tensors(self) -> list[Tensor]:
-        """What was kept, on the device, after that has been waited for."""
-        return [kept.to(self._index.device) for kept in self._kept]
-
-
-def check_looked(
-    shares: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    rows: SampledRows,
-    budget: Errors,
-    what: Prose,
-    sinks: Tensor | None = None,
-) -> Errors:
-    """Check the sampled rows of the output and of dq, of a step of all rows on `inputs`. Returns the errors.
-
-    shares: this rank's (`SampledRows.of`).
-
-    Raises:
-        Incorrect: an error is above its budget. Raised on every rank.
-    """
-    q, k, v, *loss = inputs
-    if rows.shape.kv_lora_rank is not None:
-        k, v = keys_and_values(k, v, rows.shape.head_dim)
-    out, *of_dq = shares
-    queries, got, *backward = rows.gathered([*rows.of(q), out, *rows.of(*loss), *of_dq])
-    hidden = rows.hidden(q.device)
-    want, lse = _attention(queries, k, v, hidden, rows.mesh, sinks)
-    squares = {"output": _relative_squares(got, want, k.shape[2])}
-    if of_dq:
-        dout, got_dq = backward
-        want_dq = torch.zeros_like(got_dq)
-        for head, dq, *_ in _gradients(queries, dout, want, lse, k, v, hidden):
-            want_dq[:, :, _group(head, got_dq, k)] = dq
-        squares["dq"] = _relative_squares(got_dq, all_reduce(want_dq, rows.mesh), k.shape[2])
-    return _require_all(squares, budget, q, what)[0]
-
-
-def check_results(
-    results: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    rows: SampledRows,
-    budget: Errors,
-    what: Prose,
-    sinks: Tensor | None = None,
-) -> Errors:
-    """The same of all that the step returned, with all identities: of dk and dv, which are of all rows, these alone
-    tell.
-
-    Raises:
-        Incorrect: an error is above its budget. Raised on every rank.
-    """
-    errors = check_looked(rows.of(*results[:2]), inputs, rows, budget, what, sinks)
-    if len(results) > 1:
-        check_identities(inputs, results, rows.mesh, what, sinks=sinks is not None)
-    return errors
 
 
 def _require_all(squares: Mapping[str, Tensor], budget: Errors, q: Tensor, what: Prose) -> tuple[Errors, Errors]:

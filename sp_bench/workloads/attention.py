@@ -11,19 +11,13 @@ from sp_bench.config.prose import Prose
 from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
 from sp_bench.measure.timing import Measurement, Schedule, allocated_bytes, measure, release_memory
-from sp_bench.oracle import delta, reduced_length
-from sp_bench.oracle.timed_length import (
-    Draw,
-    Looked,
-    SampledRows,
-    Step,
-    budget_at,
-    check_attention,
-    check_looked,
-    check_results,
-)
+from sp_bench.oracle import delta, reduced_length, timed_length
+from sp_bench.oracle.reduced_length import Errors
+from sp_bench.oracle.timed_length import Draw, Kept, Step, budget_at
 from sp_bench.workloads import Job, arms
 from sp_bench.workloads.step import attention_step, three_sets
+
+Proof = timed_length.Proof | delta.Proof
 
 
 class Turns:
@@ -49,15 +43,51 @@ class Turns:
         return self._taken - self._schedule.workload.warmup_steps
 
 
+class Watch:
+    """Proves the last timed step and one that is drawn, each on the inputs that it read."""
+
+    def __init__(self, turns: Turns, sets: Sequence[Sequence[Tensor]], proof: Proof, like: Sequence[Tensor]) -> None:
+        """sets: what each of the three steps reads. like: tensors of the sizes that a step returns."""
+        self._turns, self._sets, self.proof = turns, sets, proof
+        self._kept = Kept(proof.sampled(like))
+        self._drawn = 0, 0  # number of the timed step, and of its inputs
+
+    def look(self) -> None:
+        """Keep the sampled rows of the step before, which was drawn."""
+        self._kept.keep(self.proof.sampled(self._turns.results))
+        self._drawn = self._turns.timed, self._turns.read
+
+    def check(self, seq_len: int) -> Errors:
+        """The larger errors of the two steps.
+
+        Raises:
+            Incorrect: one is above its budget.
+        """
+        results, self._turns.results = self._turns.results, ()
+        last: Prose = f"the last timed step at seq_len={seq_len}"
+        errors = self.proof.check_results(results, self._sets[2], last)
+        del results  # nothing of them is on the device while a further step runs
+        number, index = self._drawn
+        drawn: Prose = f"timed step {number}, which was drawn, at seq_len={seq_len}"
+        others = self.proof.check_sampled(self._kept.tensors(), self._sets[index], drawn)
+        return {tensor: max(errors[tensor], others[tensor]) for tensor in errors}
+
+
 def run(job: Job) -> Measurement:
     config, mesh, device = job.config, job.mesh, job.device
     method, kernel = methods.get(config.method.name), kernels.get(config.kernel.name)
+    shape, backward = config.attention_shape(config.seq_len), config.workload.pass_kind == "forward_backward"
+    sinks = reduced_length.random_sinks(shape, device, config.seed)
+    if shape.gated_delta:
+        check_reduced, proof_of = delta.check_attention, delta.Proof
+    else:
+        check_reduced, proof_of = reduced_length.check_attention, partial(timed_length.Proof, sinks=sinks)
     job.enter_phase("correctness")
-    layout = method.layout(config.method, config.sp_size)
+    proves = config.world == "ranks"  # one rank's values are wrong by design, and proven elsewhere
     proof = job.proof
-    if proof is None and config.world == "ranks":  # one rank's values are wrong by design, and proven elsewhere
+    if proof is None and proves:
+        layout = method.layout(config.method, config.sp_size)
         reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
-        check_reduced = delta.check_attention if reduced.gated_delta else reduced_length.check_attention
         with job.checking("attention"), methods.opened(config.method, kernel, reduced, mesh) as attention:
             proof = {
                 "columns": check_reduced(attention, kernel, config.kernel.name, reduced, mesh, device, config.seed)
@@ -66,11 +96,8 @@ def run(job: Job) -> Measurement:
 
     release_memory(device)
     leftover = allocated_bytes(device)
-    shape = config.attention_shape(config.seq_len)
-    local_len = shape.seq_len // config.sp_size
-    sets = three_sets(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
-    inputs, backward = sets[0], config.workload.pass_kind == "forward_backward"
-    sinks = reduced_length.random_sinks(shape, device, config.seed)
+    sets = three_sets(shape, shape.seq_len // config.sp_size, device, config.seed * config.world_size + mesh.get_rank())
+    inputs = sets[0]
     step = partial(attention_step, inputs, backward=backward, sinks=sinks)
 
     with methods.open_counted(config.method, kernel, shape, mesh) as attention:
@@ -81,53 +108,29 @@ def run(job: Job) -> Measurement:
         else:
             steps = [partial(attention_step, each, attention, backward=backward, sinks=sinks) for each in sets]
         schedule = Schedule(config.workload)
-        turns = Turns(steps, schedule)
-        read, draw = inputs if backward else inputs[:-1], Draw(config.seed, job.replicate)
-        proves = config.world == "ranks"
-        looks = proves and not shape.gated_delta
-        budget = budget_at(columns, config) if proves else {}
-        rows = SampledRows(attention.layout, shape, mesh, draw) if looks else None
-        looked = Looked(rows, device, backward=backward) if rows else None
-        looked_at: list[tuple[int, int]] = []
-
-        def look() -> None:
-            assert looked
-            looked.keep(turns.results)
-            looked_at.append((turns.timed, turns.read))
+        turns, watch = Turns(steps, schedule), None
+        *read, dout = inputs
+        if proves:
+            sets = [each if backward else each[:-1] for each in sets]
+            draw, budget = Draw(config.seed, job.replicate), budget_at(columns, config)
+            like = [dout, *read] if backward else [dout]
+            watch = Watch(turns, sets, proof_of(attention.layout, shape, mesh, draw, budget), like)
 
         def enter_phase(name: str) -> None:
             job.enter_phase(name)
-            if name != "ledger":
-                return
-            results, turns.results = turns.results, ()
-            if not proves:
-                return
-            with job.checking("timed_steps"):
-                last: Prose = f"the last timed step at seq_len={shape.seq_len}"
-                if shape.gated_delta:
-                    columns["timed_rel_error"] = delta.check_results(results, sets[2], shape, mesh, budget, last)
-                    return
-                assert rows
-                assert looked
-                errors = check_results(results, sets[2][: len(read)], rows, budget, last, sinks)
-                del results  # nothing of them is on the device while a further step runs
-                ((number, index),) = looked_at
-                drawn: Prose = f"timed step {number}, which was drawn, at seq_len={shape.seq_len}"
-                others = check_looked(looked.tensors(), sets[index][: len(read)], rows, budget, drawn, sinks)
-                columns["timed_rel_error"] = {tensor: max(errors[tensor], others[tensor]) for tensor in errors}
+            if name == "ledger" and watch:
+                with job.checking("timed_steps"):
+                    columns["timed_rel_error"] = watch.check(shape.seq_len)
+            turns.results = ()
 
-        measurement = measure(
-            *(turns, schedule, device, enter_phase, job.trace_to), counted=eager, look=look if looks else None
-        )
+        look = watch and watch.look
+        measurement = measure(turns, schedule, device, enter_phase, job.trace_to, counted=eager, look=look)
         measurement.leftover_bytes = leftover
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
-        if proves:
+        if watch:
             with job.checking("timed_attention"):
-                if shape.gated_delta:
-                    columns |= delta.check_timed(timed, read, shape, mesh, budget)
-                else:
-                    columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
+                columns |= watch.proof.check_turned(timed, eager, sets[0])
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(methods.opened, config.method, shape=shape, mesh=mesh)

@@ -99,8 +99,8 @@ def _trained(job: Job, memory: HostMemory) -> tuple[Measurement, Spans]:
         still.append(place)
         texts.insert(place, _lengthened(texts[place], before))
         trials.insert(place, before)
-    schedule = Schedule(config.workload)
-    clock = Clock(schedule, job.device, job.enter_phase, job.trace_to, [steps for _, steps in stages])
+    schedule = Schedule(config.workload, windows=[steps for _, steps in stages])
+    clock = Clock(schedule, job.device, job.enter_phase, job.trace_to)
     weights, last_update = timed_step.Weights(schedule), LastUpdate(config, schedule)
     marks: list[Mark] = []
     with ExitStack() as watching:

@@ -24,7 +24,7 @@ from sp_bench.oracle import float8, recorded, reduced_length, timed_step, traini
 from sp_bench.oracle.first_gradient import FirstGradient
 from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
-from sp_bench.oracle.timed_length import Draw, budget_at, check_attention
+from sp_bench.oracle.timed_length import Draw, Proof, budget_at
 from sp_bench.oracle.timed_step import Shorter
 from sp_bench.training import limit, text, train
 from sp_bench.training.limit import Limit
@@ -312,8 +312,8 @@ def check_timed_length(job: Job, budgets: Sequence[reduced_length.Errors]) -> di
             inputs = local_inputs(timed, timed.seq_len // config.sp_size, job.device, seed)
             step, draw = partial(attention_step, inputs, attention, sinks=sinks), Draw(config.seed, job.replicate)
             step()  # whose results must not come again for other inputs
-            at = (inputs, attention.layout, timed, job.mesh, draw, budget)
-            found.append(check_attention(step, step, *at, sinks))
+            proof = Proof(attention.layout, timed, job.mesh, draw, budget, sinks)
+            found.append(proof.check_turned(step, step, inputs))
     return largest(found)
 
 

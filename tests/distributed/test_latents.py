@@ -20,7 +20,7 @@ from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.identities import check_identities
-from sp_bench.oracle.timed_length import Draw, check_rows
+from sp_bench.oracle.timed_length import Draw, Proof
 from sp_bench.workloads.step import attention_step, three_sets
 
 SHAPE = AttentionShape(
@@ -122,7 +122,7 @@ def check_gate(rank: int, sp_size: int) -> None:
             assert max(columns[f"rel_error_{name}"] for name in ("output", "dq", "dk", "dv")) < 1e-13, str(case)
             mine = three_sets(shape, shape.seq_len // sp_size, here(), seed=rank)[1]
             budget = {name: 10 * of_tensor for name, of_tensor in columns["error_budget"].items()}  # heads are tiny
-            at = (mine, attention.layout, shape, mesh, Draw(0, 0), budget)
+            proof = Proof(attention.layout, shape, mesh, Draw(0, 0), budget)
 
             def off(which: int | None = None, part: slice = slice(None)) -> list[torch.Tensor]:
                 results = attention_step(mine, attention)  # noqa: B023
@@ -130,7 +130,7 @@ def check_gate(rank: int, sp_size: int) -> None:
                     results[which][..., part] *= 1.02
                 return results
 
-            errors, _ = check_rows(off, *at)
+            errors, _ = proof.check_sample(off, mine)
             assert max(errors.values()) < 1e-12, str(case)
             parts = [
                 (0, slice(1)),
@@ -143,7 +143,7 @@ def check_gate(rank: int, sp_size: int) -> None:
             for which, part in parts:
                 name = ("output", "dq", "dk", "dv")[which]
                 with pytest.raises(Incorrect, match=f"relative error of {name}"):
-                    check_rows(lambda: off(which, part), *at)  # noqa: B023
+                    proof.check_sample(lambda: off(which, part), mine)  # noqa: B023
             assert max(check_identities(mine, off(), mesh, str(case)).values()) < 1e-13
             for which in range(4):
                 with pytest.raises(Incorrect, match="does not hold"):

@@ -15,7 +15,7 @@ from sp_bench.costs.attention import OF_METHODS
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.identities import check_identities
-from sp_bench.oracle.timed_length import Draw, check_rows
+from sp_bench.oracle.timed_length import Draw, Proof
 
 
 def uneven(sp_size: int) -> Iterator[Case]:
@@ -82,7 +82,7 @@ def check_gate(rank: int, sp_size: int) -> None:
             positions = attention.layout.global_positions(rank, shape.seq_len)
             mine = [x[:, positions].clone() for x in reduced_length.random_inputs(shape, here(), 0)]
             assert [x.shape[2:] for x in mine] == [*shape.heads]
-            at = (mine, attention.layout, shape, mesh, Draw(0, 0), columns["error_budget"])
+            proof = Proof(attention.layout, shape, mesh, Draw(0, 0), columns["error_budget"])
 
             def step() -> list[torch.Tensor]:
                 return reduced_length._run_method(attention, mine)  # noqa: B023
@@ -92,11 +92,11 @@ def check_gate(rank: int, sp_size: int) -> None:
                 results[at][..., -1] *= 1.001
                 return results
 
-            errors, _ = check_rows(step, *at)
+            errors, _ = proof.check_sample(step, mine)
             assert max(errors.values()) < 1e-13, str(case)
             for which in range(4):
                 with pytest.raises(Incorrect, match=f"relative error of {NAMES[which]}"):
-                    check_rows(lambda: off(which), *at)  # noqa: B023
+                    proof.check_sample(lambda: off(which), mine)  # noqa: B023
             assert max(check_identities(mine, step(), mesh, str(case)).values()) < 1e-13
             with pytest.raises(Incorrect, match="sum dv = sum dout"):
                 check_identities(mine, off(3), mesh, str(case))

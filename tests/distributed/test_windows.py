@@ -18,7 +18,7 @@ from sp_bench.costs.attention import OF_RANKS
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.identities import check_identities
-from sp_bench.oracle.timed_length import Draw, check_rows
+from sp_bench.oracle.timed_length import Draw, Proof
 from sp_bench.workloads.step import attention_step
 
 
@@ -117,10 +117,10 @@ def check_sinks(rank: int, sp_size: int) -> None:
             def step() -> list[torch.Tensor]:
                 return attention_step(mine, attention, sinks=sinks)  # noqa: B023
 
-            errors, _ = check_rows(step, mine, *at, sinks)
+            errors, _ = Proof(*at, sinks).check_sample(step, mine)
             assert max(errors.values()) < 1e-13, str(case)
             with pytest.raises(Incorrect, match="relative error of output"):
-                check_rows(step, mine, *at)
+                Proof(*at).check_sample(step, mine)
             assert check_identities(mine, step(), mesh, str(case), sinks=True).keys() == {"q_dq", "v_dv"}
 
 
@@ -150,13 +150,12 @@ def check_gate(rank: int, sp_size: int) -> None:
             def step() -> list[torch.Tensor]:
                 return reduced_length._run_method(attention, mine)  # noqa: B023
 
-            at = (step, mine, attention.layout)
-            budget = columns["error_budget"]
-            errors, _ = check_rows(*at, case.shape, mesh, Draw(0, 0), budget)
+            at = (mesh, Draw(0, 0), columns["error_budget"])
+            errors, _ = Proof(attention.layout, case.shape, *at).check_sample(step, mine)
             assert max(errors.values()) < 1e-13, str(case)
             wider = replace(case.shape, window=14)
             with pytest.raises(Incorrect, match="relative error"):
-                check_rows(*at, wider, mesh, Draw(0, 0), budget)
+                Proof(attention.layout, wider, *at).check_sample(step, mine)
             inputs = [x[:, positions] for x in reduced_length.random_inputs(case.shape, here(), 0)]
             got, narrower = reduced_length._run_method(attention, inputs), replace(case.shape, window=12)
             with pytest.raises(Incorrect, match=r"perturbed key: output of tokens outside the window changes by"):

@@ -110,9 +110,9 @@ def _dv_of_a_kv_head_dropped() -> None:
     math.backward = backward
 
 
-def _off_by_3_percent(place: int, *, last_row: bool = False) -> Callable[[], None]:
-    """In sequences beyond a length the kernel's output (place 0), dq, dk or dv is 3% too large in one KV head of this
-    rank, or in the last row of one."""
+def _too_large(place: int, rows: slice = slice(None), percent: int = 3) -> Callable[[], None]:
+    """In sequences beyond a length the kernel's output (place 0), dq, dk or dv is `percent` too large in `rows` of one
+    KV head of this rank."""
 
     def plant() -> None:
         from sp_bench.kernels import math
@@ -124,8 +124,7 @@ def _off_by_3_percent(place: int, *, last_row: bool = False) -> Callable[[], Non
             results = list(honest(x, *args, **options))
             if x.shape[1] > REDUCED:
                 group = max(x.shape[2] // args[place > 0].shape[2], 1) if place < 2 else 1
-                rows = slice(-1, None) if last_row else slice(None)
-                results[max(place - 1, 0)][:, rows, :group] *= 1.03
+                results[max(place - 1, 0)][:, rows, :group] *= 1 + percent / 100
             return tuple(results)
 
         setattr(math, name, larger)
@@ -759,7 +758,7 @@ def _border_across_documents() -> None:
 
 def _unshifted(blocks: Any) -> Any:
     """The window of a whole sequence in each block."""
-    return tuple(replace(block, window=block.window._replace(right=0)) for block in blocks)
+    return tuple(replace(block, window=block.window and block.window._replace(right=0)) for block in blocks)
 
 
 def _sinks_counted_on_each_rank() -> None:
@@ -1246,73 +1245,74 @@ def _without_attention(training: Any, index: int, batch: Any) -> Any:
     return batch
 
 
-def _result_computed_later() -> None:
-    """At the timed length the output is a tensor that is computed when something reads it, which is after the clock."""
+def _later(output: Callable[[Callable[[], Any], Any], Any]) -> Callable[[], None]:
+    """At the timed length the output is what `output` makes of the function that computes it, and of q."""
+
+    def plant() -> None:
+        from sp_bench.methods import SequenceParallelAttention
+
+        honest = SequenceParallelAttention.with_sinks
+
+        def with_sinks(self: Any, sinks: Any) -> Any:
+            attend = honest(self, sinks).attend
+
+            def later(q: Any, *others: Any) -> Any:
+                compute = partial(attend, q, *others)
+                return output(compute, q) if 2 * q.shape[1] > REDUCED else compute()  # of two ranks
+
+            return replace(self, attend=later)
+
+        SequenceParallelAttention.with_sinks = with_sinks
+
+    return plant
+
+
+def _computed_when_read(compute: Callable[[], Any], like: Any) -> Any:
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from sp_bench.methods import SequenceParallelAttention
-
     class Later(torch.Tensor):
         @staticmethod
-        def __new__(cls, compute: Callable[[], Any], like: Any) -> Any:
+        def __new__(cls) -> Any:
             return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
-
-        def __init__(self, compute: Callable[[], Any], like: Any) -> None:
-            self.compute = compute
 
         @classmethod
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*tree_map_only(cls, lambda later: later.compute(), args), **(kwargs or {}))
+            return func(*tree_map_only(cls, lambda later: compute(), args), **(kwargs or {}))
 
-    honest = SequenceParallelAttention.__call__
-
-    def call(self: Any, q: Any, *others: Any) -> Any:
-        is_timed = 2 * q.shape[1] > REDUCED  # of two ranks
-        return Later(lambda: honest(self, q, *others), q) if is_timed else honest(self, q, *others)
-
-    SequenceParallelAttention.__call__ = call
+    return Later()
 
 
-def _result_filled_later() -> None:
-    """At the timed length another thread fills the output's memory, which takes longer than the step."""
+def _filled_by_a_thread(compute: Callable[[], Any], like: Any) -> Any:
+    """It takes longer than the step."""
     import time
     from threading import Thread
 
     from torch import empty_like
 
-    from sp_bench.methods import SequenceParallelAttention
+    out, filled = compute(), empty_like(like)
 
-    honest = SequenceParallelAttention.__call__
+    def fill() -> None:
+        time.sleep(0.2)
+        filled.copy_(out)
 
-    def call(self: Any, q: Any, *others: Any) -> Any:
-        out = honest(self, q, *others)
-        if 2 * q.shape[1] <= REDUCED:  # of two ranks
-            return out
-        filled = empty_like(out)
-
-        def fill() -> None:
-            time.sleep(0.2)
-            filled.copy_(out)
-
-        Thread(target=fill).start()
-        return filled
-
-    SequenceParallelAttention.__call__ = call
+    Thread(target=fill).start()
+    return filled
 
 
-def _of_timed_attention(place: int, wrong: Sequence[int] = (1, 2)) -> Callable[[], None]:
+def _of_timed_attention(place: int, wrong: Sequence[int] = (1, 2), kernel: str = "math") -> Callable[[], None]:
     """In the two timed steps, or others of those that follow, the kernel's output (place 0), dq, dk or dv is half of
     what it must be. The first timed step is drawn, if none is drawn yet."""
 
     def plant() -> None:
         import secrets
 
-        from sp_bench.kernels import math
+        from sp_bench import kernels
 
         secrets.randbelow = lambda number: 0
-        name = "backward" if place else "forward"
-        honest, calls = getattr(math, name), [0]
+        module: Any = kernels.get(kernel)
+        name = "attend" if kernel == "chunked" else "backward" if place else "forward"
+        honest, calls = getattr(module, name), [0]
 
         def halved(*args: Any, **options: Any) -> Any:
             calls[0] += 1
@@ -1321,7 +1321,7 @@ def _of_timed_attention(place: int, wrong: Sequence[int] = (1, 2)) -> Callable[[
                 results[max(place - 1, 0)] /= 2
             return tuple(results)
 
-        setattr(math, name, halved)
+        setattr(module, name, halved)
 
     return plant
 
@@ -1355,11 +1355,12 @@ LIES = {
     "half_of_text_after_the_first_step": _in_steps(_half_of_text, which=lambda step: step > 0),
     "half_of_text_in_every_second_step": _in_steps(_half_of_text, which=lambda step: step % 2 == 1),
     "timed_attention_left_out": _in_steps(_without_attention),
-    **{f"kv_head_of_{name}_3_percent_off": _off_by_3_percent(place) for place, name in enumerate(TENSORS)},
-    **{f"last_row_of_{TENSORS[place]}_3_percent_off": _off_by_3_percent(place, last_row=True) for place in (0, 1)},
-    "result_computed_later": _result_computed_later,
-    "result_filled_later": _result_filled_later,
+    **{f"kv_head_of_{name}_3_percent_off": _too_large(place) for place, name in enumerate(TENSORS)},
+    **{f"last_row_of_{TENSORS[place]}_6_percent_off": _too_large(place, slice(-1, None), 6) for place in (0, 1)},
+    "result_computed_later": _later(_computed_when_read),
+    "result_filled_later": _later(_filled_by_a_thread),
     "first_timed_output_halved": _of_timed_attention(0, wrong=[2]),
+    "first_timed_delta_output_halved": _of_timed_attention(0, wrong=[2], kernel="chunked"),
     "timed_output_halved": _of_timed_attention(0),
     "timed_dq_halved": _of_timed_attention(1),
     "timed_dv_halved": _of_timed_attention(3),

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 ATTENTION = ("workload=attention", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
 
 
+DELTA = (*ATTENTION[:-1], "kernel=chunked", "model.attention=gated_delta")
+
 FORWARD = (*ATTENTION, "workload.pass_kind=forward")
 
 TRAIN_STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
@@ -774,7 +776,7 @@ LIES += [
             "At the timed length",
             what,
             (*ATTENTION, "model.num_heads=8", "model.num_kv_heads=4"),
-            f"(the last timed step|sampled rows) at seq_len=96, in one {where}: relative error of {tensor}"
+            f"(timed step.*|sampled rows) at seq_len=96, in one {where}: relative error of {tensor}"
             + "|sum dv = sum dout does not hold in KV head 0" * (tensor == "dv"),
             ranks="0",
             dtypes=("bfloat16",),
@@ -787,8 +789,8 @@ LIES += [
             ),
             *(
                 (
-                    f"last_row_of_{t}_3_percent_off",
-                    f"{t} of one row is 3% too large in one KV head",
+                    f"last_row_of_{t}_6_percent_off",
+                    f"{t} of one row is 6% too large in one KV head",
                     t,
                     "row and KV head",
                 )
@@ -804,6 +806,14 @@ LIES += [
         "timed step 1, which was drawn, at seq_len=96: relative error of output",
         phase="warmup",
         quick=True,
+    ),
+    Lie(
+        "first_timed_delta_output_halved",
+        "At the timed length",
+        "the same of the gated delta rule",
+        DELTA,
+        "timed step 1, which was drawn, at seq_len=96: relative error of output",
+        phase="warmup",
     ),
     Lie(
         "result_computed_later",

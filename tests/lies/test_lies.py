@@ -46,6 +46,8 @@ LATER = [
     for lie in LIES
     if lie.name not in OF_THE_PROOF_ALONE
     if lie.group != "The record"  # which is checked alike, whoever proved the trial
+    # DeepSpeed's optimizer gets one flat gradient, of which those of norms are a small part
+    if (lie.name, lie.needs) != ("norm_gradients_missing", ("deepspeed",))
 ]
 
 

@@ -143,7 +143,7 @@ def test_an_event_after_the_look_begins_the_next_step(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    phases = timing._timed(3, torch.device("cuda"), {2: lambda: said.append("look")})
+    phases = timing._timed(3, torch.device("cuda"), timing.Look(2, lambda: said.append("look")))
     step_ms, *_ = timing._drive(phases, lambda: said.append("step"))
     assert said == [
         *("event 1", "step", "event 2", "step", "event 3", "look", "event 4", "step", "event 5"),
