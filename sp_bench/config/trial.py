@@ -206,10 +206,10 @@ class TrialConfig:
                 )
             if (stage.micro_batches or 1) > MAX_COUNT:
                 raise ConfigError(f"workload.stages={self.workload.stages}: use {MAX_COUNT} micro_batches or fewer")
-        if self.dtype in EXACT and self.workload.optimizer != "sgd":
+        if (self.dtype in EXACT or self.workload.policy is not None) and self.workload.optimizer != "sgd":
             raise ConfigError(
                 f"workload.optimizer={self.workload.optimizer}: stream in {self.dtype} compares each step with one "
-                "process and needs sgd, whose loss shows a wrong scale; use sgd, or dtype=bfloat16"
+                "process and needs sgd, whose loss shows a wrong scale; use sgd, or stages with dtype=bfloat16"
             )
         if self.dtype not in EXACT and self.workload.masked_label_share:
             raise ConfigError(
@@ -230,11 +230,10 @@ class TrialConfig:
 
     def _check_policy(self) -> None:
         said: Prose = f"workload.policy={self.workload.policy}"
-        if self.dtype not in EXACT or self.workload.masked_label_share or self.dp_replicate_size > 1:
+        if self.workload.masked_label_share or self.dp_replicate_size > 1:
             raise ConfigError(
-                f"{said}: dtype={self.dtype}, masked_label_share={self.workload.masked_label_share}, "
-                f"dp_replicate_size={self.dp_replicate_size}; each batch is compared with one process: use float32 or "
-                "float64, 0 and 1"
+                f"{said}: masked_label_share={self.workload.masked_label_share}, dp_replicate_size="
+                f"{self.dp_replicate_size}; each batch is compared with one process, as a whole: use 0 and 1"
             )
         if self.method.name not in OF_ANY_SIZE:
             raise ConfigError(f"{said}: method={self.method.name} has one size; use {', '.join(OF_ANY_SIZE)}")

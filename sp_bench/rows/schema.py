@@ -307,10 +307,13 @@ COLUMNS = (
         required=("forward_backward", "train_step"), since=2, unless=("fits", "one_rank")),
     measured("replay_rel_error", TENSOR_ERRORS, "", "cuda_graph: replayed against eager, at the timed length"),
     measured("rel_error_loss", REAL, "",
-        "train_step: relative L2 over the tokens' losses of the first step against one process",
+        "train_step: relative L2 over the tokens' losses of the first step against one process; stream of drawn "
+        "documents in half precision: largest error of a batch's loss",
         required=("train_step",), unless=("one_rank",)),
     measured("max_error_loss", REAL, "", "train_step: worst error of a token's loss, over their root mean square"),
-    measured("rel_error_grad_norm", REAL, "", "train_step: gradient norm of the first step against one process",
+    measured("rel_error_grad_norm", REAL, "",
+        "train_step: gradient norm of the first step against one process; stream of drawn documents in half precision: "
+        "largest of a batch",
         required=("train_step",), unless=("one_rank",)),
     measured("grad_error", PARAMETER_ERROR, "",
         "train_step: worst parameter's gradient before clipping, relative L2 against one process; null: an old row"),

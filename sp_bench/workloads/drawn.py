@@ -1,8 +1,11 @@
 """Batches of drawn documents under a policy (`workload.policy`): which ranks share one changes from pass to pass.
 
-Each step is compared with the same training on one process, as in `parity`. A pass is one forward and backward of a
-pack of documents on a group of ranks. A rank that is idle in a pass computes tokens without labels, since FSDP gathers
-parameters on all ranks. Communicators are made once, for each size of groups.
+Each step is compared with the same training on one process, as in `parity`. In half precision the same steps are
+taken in fp32 first, and compared as tightly; then those in half precision may be off by what rounding makes of one
+process in the same dtype, which would hide whole bugs.
+
+A pass is one forward and backward of a pack of documents on a group of ranks. A rank that is idle in a pass computes
+tokens without labels, since FSDP gathers parameters on all ranks. Communicators are made once, for each size of groups.
 """
 
 from collections import defaultdict
@@ -10,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +24,30 @@ from sp_bench.attention import meshes
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import streams
 from sp_bench.config.documents import MULTIPLE, spans
+from sp_bench.config.shape import EXACT
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed
 from sp_bench.engines import fsdp2
+from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
+from sp_bench.oracle import one_process, training_step
 from sp_bench.oracle.timed_step import check_timed_steps
 from sp_bench.training import text, train
-from sp_bench.training.train import Batch
+from sp_bench.training.train import Batch, StepResult, Tick
 from sp_bench.workloads import Job, parity
 from sp_bench.workloads.parity import Mark
 
 Pass = tuple[Sequence[methods.SequenceParallelAttention], Batch]
 COUNTED = ("forward", "recompute", "backward", "loss", "parameters", "gradients")  # phases without a closed form
+
+
+class Stream(NamedTuple):
+    """The batches of a trial: of each its documents, its text [1,S+1], and what each rank computes of it, by passes."""
+
+    batches: Sequence[Sequence[int]]
+    texts: Sequence[Tensor]
+    plans: Sequence[Sequence[Sequence[Placed | None]]]
 
 
 def trained(job: Job) -> tuple[Measurement, list[Mark]]:
@@ -45,14 +59,22 @@ def trained(job: Job) -> tuple[Measurement, list[Mark]]:
     """
     config = job.config
     job.enter_phase("correctness")
-    batches = [*islice(streams.of_trial(config), num_steps(config.workload))]
-    tokens = sum(batches[0])
-    texts = [_unlabelled_end(text.sequences(step, 1, tokens)) for step in range(len(batches))]
-    wholes = [config.of_documents(lengths, 1) for lengths in batches]
-    expected, again = parity.reference(config, texts[:-1], job.device, wholes[:-1])
+    stream = _stream(config)
+    texts, wholes = stream.texts[:-1], [config.of_documents(lengths, 1) for lengths in stream.batches[:-1]]
+    is_exact = config.dtype in EXACT
+    twin = config if is_exact else float32_twin(config)[0]
+    expected, again = parity.reference(twin, texts, job.device, wholes)
+    parity.require_fall(expected)
+    columns, rounding = {}, 0.0
+    if not is_exact:
+        half = getattr(torch, config.dtype)
+        with training_step.full_precision():
+            results = _train(replace(job, config=twin), stream, lambda: None)[:-1]
+        columns = parity.compare(parity.reported(results), expected, again, "in float32 ")
+        again = [one_process.broadcast_steps(config, texts, half, job.device, wholes)]
+        rounding = torch.finfo(half).eps
     release_memory(job.device)
     leftover = allocated_bytes(job.device)
-    plans = [placing.of_trial(config, lengths) for lengths in batches]
     clock = Clock(Schedule(config.workload), job.device, job.enter_phase, job.trace_to)
     marks: list[Mark] = []
 
@@ -60,21 +82,34 @@ def trained(job: Job) -> tuple[Measurement, list[Mark]]:
         marks.append(parity.mark(job.device))
         return clock.tick()
 
-    with ExitStack() as opened:
-        passes = _Passes(job, opened)
-        steps = [passes.of_batch(*each) for each in zip(batches, texts, plans, strict=True)]
-        results = fsdp2.run_passes(config, steps, job.mesh, job.device, tick)
+    results = _train(job, stream, tick)[:-1]
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
-    compared = parity.compare(parity.reported(results[:-1]), expected, again)
-    parity.require_fall(expected)
+    got = parity.reported(results)
+    compared = parity.compare(got, expected, again, rounding=rounding)
+    if not is_exact:
+        of_loss, of_norm = (got / expected - 1).abs().amax(0).tolist()
+        compared = columns | {"rel_error_loss": of_loss, "rel_error_grad_norm": of_norm}
     measurement.unpredicted = COUNTED
     measurement.columns = {
         **compared,
-        **check_timed_steps(results[:-1]),
-        "batches": [_described(config, *each) for each in zip(batches[:-1], plans, strict=False)],
+        **check_timed_steps(results),
+        "batches": [_described(config, *each) for each in zip(stream.batches[:-1], stream.plans, strict=False)],
     }
     return measurement, marks
+
+
+def _stream(config: TrialConfig) -> Stream:
+    batches = [*islice(streams.of_trial(config), num_steps(config.workload))]
+    texts = [_unlabelled_end(text.sequences(step, 1, sum(lengths))) for step, lengths in enumerate(batches)]
+    return Stream(batches, texts, [placing.of_trial(config, lengths) for lengths in batches])
+
+
+def _train(job: Job, stream: Stream, tick: Tick) -> list[StepResult]:
+    with ExitStack() as opened:
+        passes = _Passes(job, opened)
+        steps = [passes.of_batch(*each) for each in zip(*stream, strict=True)]
+        return fsdp2.run_passes(job.config, steps, job.mesh, job.device, tick)
 
 
 def _described(config: TrialConfig, lengths: Sequence[int], plan: Sequence[Sequence[Placed | None]]) -> dict[str, Any]:

@@ -151,20 +151,25 @@ def require_fall(expected: torch.Tensor) -> None:
 
 
 def compare(
-    got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Tensor], where: Prose = ""
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    again: Sequence[torch.Tensor],
+    where: Prose = "",
+    *,
+    rounding: float = 0.0,
 ) -> dict[str, float]:
     """Compare loss and gradient norm of each step [num_steps, 2] with those of the reference. Returns row columns:
     differences of the loss in nats, and of gradient norms relative to the reference.
 
     again: the same training on one process, with its sums in another order and in fp64. What rounding has made of them,
-    up to a step, it may make of other ranks' sums too.
+    up to a step, it may make of other ranks' sums too. rounding: added to both tolerances.
 
     Raises:
         Incorrect: a step differs by more than the tolerances.
     """
     differences = _differences(got, expected)
     noise = torch.stack([_differences(other, expected) for other in again]).amax(0).cummax(0).values
-    budgets = torch.tensor([NLL_TOLERANCE, GRAD_NORM_TOLERANCE]).to(noise) + NOISE_FACTOR * noise
+    budgets = torch.tensor([NLL_TOLERANCE, GRAD_NORM_TOLERANCE]).to(noise) + rounding + NOISE_FACTOR * noise
     nll_difference, norm_difference = differences.T
     for step, (found, allowed) in enumerate(zip(differences.tolist(), budgets.tolist(), strict=True)):
         if not all(each <= budget for each, budget in zip(found, allowed, strict=True)):
