@@ -336,11 +336,11 @@ class WorkloadConfig:
     linear_dtype: Annotated[
         Literal["model", "float8_rowwise", "float8_tensorwise", "float8_blockwise"],
         Declared(
-            "train_step: what multiplies the layers' matrices: model, in the trial's dtype | float8_rowwise, in FP8 "
-            "with a scale for each row | float8_tensorwise, with one for each tensor | float8_blockwise, with one for "
-            "each 128 elements, of weights 128 x 128; embedding, head and attention stay in the dtype; null in old "
-            "rows: model",
-            of=("train_step",),
+            "train_step, parity: what multiplies the layers' matrices: model, in the trial's dtype | float8_rowwise, "
+            "in FP8 with a scale for each row | float8_tensorwise, with one for each tensor | float8_blockwise, with "
+            "one for each 128 elements, of weights 128 x 128; embedding, head and attention stay in the dtype; null in "
+            "old rows: model",
+            of=("train_step", "parity"),
             old_rows="model",
             omitted=True,
             words=_IN_FP8,

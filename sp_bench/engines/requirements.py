@@ -168,7 +168,11 @@ def _library_reason(config: TrialConfig) -> Prose | None:
     name, engine = config.engine.name, config.engine
     linear = config.workload.linear_dtype
     if linear != "model" and name != "megatron":
-        return f"workload.linear_dtype={linear}: engine {name} multiplies in its dtype here; use model, or engine=fsdp2"
+        # torchao's product saves its weight. FSDP2 empties that memory, but DeepSpeed lets go of it and gathers anew.
+        why: Prose = "would keep all gathered matrices until the backward, as torchao's products save their weights"
+        if name == "hf_fsdp2":
+            why = "runs layers without torch.compile, and torchao's rounding costs more than FP8 saves without it"
+        return f"workload.linear_dtype={linear}: engine {name} {why}; use model, or engine=fsdp2"
     if linear == "float8_rowwise":
         return (
             f"workload.linear_dtype={linear}: TransformerEngine has no such recipe; use float8_tensorwise or "

@@ -362,12 +362,16 @@ COLUMNS = (
     measured("check_s", pa.map_(TEXT, REAL), "s",
         "attention, train_step: rank 0's seconds of each check (docs/METRICS.md); those of a `proof` are left out"),
     measured("max_nll_difference", REAL, "nats",
-        "parity, stream: largest token-weighted NLL difference over the steps; half precision: of a rehearsal in fp32",
+        "parity, stream: largest token-weighted NLL difference over the steps; half precision: of a rehearsal in fp32; "
+        "products in FP8: from one process in bf16",
         required=("parity", "stream")),
     measured("mean_nll_difference", REAL, "nats", "parity, stream: mean over the steps of the same, absolute",
         required=("parity", "stream")),
     measured("max_grad_norm_difference", REAL, "", "parity, stream: largest relative difference of the gradient norm",
         required=("parity", "stream")),
+    measured("control_nll_difference", REAL, "nats",
+        "parity with products in FP8: max_nll_difference of one process that rounds to FP8 by plain casts, from one in "
+        "bf16, as that of the trial is; half its budget"),
     measured("loss", pa.list_(REAL), "nats/token", "train_step, parity, stream: loss of each step",
         per="step", required=("train_step", "parity", "stream"), unless=("one_rank",)),
     measured("grad_norm", pa.list_(REAL), "", "train_step, parity, stream: global gradient norm of each step",

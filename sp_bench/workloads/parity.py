@@ -2,15 +2,20 @@
 
 The warm-up and timed steps themselves are compared, by loss and gradient norm. The optimizer must be SGD: under AdamW,
 gradients of a wrong scale would train just as well.
+
+Products in FP8 (`workload.linear_dtype`) train otherwise than bf16, also on one process. So the reference is one
+process in bf16, and the control, one process that rounds to FP8 by plain casts, says how far a right run may be.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from sp_bench import engines
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure.incorrect import CannotTell, Incorrect
@@ -28,6 +33,9 @@ NLL_TOLERANCE = 1e-5  # nats a token
 GRAD_NORM_TOLERANCE = 1e-5  # relative
 # Of what rounding makes of the reference itself, which grows from step to step: added to both. Right runs reached 7.
 NOISE_FACTOR = 10
+# Of the control's largest difference of the loss in any step: where in the text roundings show is chance. The gradient
+# norm is not judged: of a step whose loss leaps it is chance too.
+FLOAT8_FACTOR = 2
 MINIMUM_FALL = 0.5  # nats that the loss must fall: agreement says nothing about a model that does not learn
 
 
@@ -99,7 +107,7 @@ def _trained(
     measurement.leftover_bytes = leftover
     got = reported(results[:num_compared])
     steps = check_timed_steps(results[:num_compared])
-    compared = compare(got, expected, again)
+    compared = compare(got, expected, again, in_float8=config.workload.linear_dtype != "model")
     require_fall(expected)
     predict(measurement, job)
     measurement.columns = {
@@ -121,10 +129,16 @@ def reference(
     device: torch.device,
     of_steps: Sequence[TrialConfig] | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Loss and gradient norm [num_steps, 2] of the same training on one process; and `again`, of `compare`. Every rank
-    of the world calls it. of_steps: the trial of each step, where documents differ."""
-    dtype = train.stored_dtype(config.dtype)
+    """Loss and gradient norm [num_steps, 2] of the same training on one process, without FP8; and `again`, of
+    `compare`. Every rank of the world calls it. of_steps: the trial of each step, where documents differ."""
     batches = [labelled(config, sequences) for sequences in texts]
+    if config.workload.linear_dtype != "model":
+        control = replace(config, method=MethodConfig("single"), sp_size=1)
+        without = replace(control, dtype="float32", workload=replace(control.workload, linear_dtype="model"))
+        computed = getattr(torch, config.dtype)
+        expected, *again = (one_process.broadcast_steps(each, batches, computed, device) for each in (without, control))
+        return expected, again
+    dtype = train.stored_dtype(config.dtype)
     reordered = [sequences.flip(0) for sequences in batches]
     ways = ((batches, dtype), (reordered, dtype), (batches, torch.float64))
     expected, *again = (one_process.broadcast_steps(config, *each, device, of_steps) for each in ways)
@@ -157,19 +171,24 @@ def compare(
     where: Prose = "",
     *,
     rounding: float = 0.0,
+    in_float8: bool = False,
 ) -> dict[str, float]:
     """Compare loss and gradient norm of each step [num_steps, 2] with those of the reference. Returns row columns:
     differences of the loss in nats, and of gradient norms relative to the reference.
 
     again: the same training on one process, with its sums in another order and in fp64. What rounding has made of them,
-    up to a step, it may make of other ranks' sums too. rounding: added to both tolerances.
+    up to a step, it may make of other ranks' sums too. rounding: added to both tolerances. in_float8: it is the control
+    alone, and a step may differ as its farthest does.
 
     Raises:
         Incorrect: a step differs by more than the tolerances.
     """
     differences = _differences(got, expected)
-    noise = torch.stack([_differences(other, expected) for other in again]).amax(0).cummax(0).values
-    budgets = torch.tensor([NLL_TOLERANCE, GRAD_NORM_TOLERANCE]).to(noise) + rounding + NOISE_FACTOR * noise
+    noise = torch.stack([_differences(other, expected) for other in again]).amax(0)
+    tolerances = torch.tensor([NLL_TOLERANCE, GRAD_NORM_TOLERANCE]).to(noise) + rounding
+    budgets = tolerances + NOISE_FACTOR * noise.cummax(0).values
+    if in_float8:
+        budgets[:, 0], budgets[:, 1] = FLOAT8_FACTOR * noise[:, 0].max(), torch.inf
     nll_difference, norm_difference = differences.T
     for step, (found, allowed) in enumerate(zip(differences.tolist(), budgets.tolist(), strict=True)):
         if not all(each <= budget for each, budget in zip(found, allowed, strict=True)):
@@ -177,11 +196,12 @@ def compare(
                 f"step {step} {where}differs from one process: NLL by {found[0]:.3g} nats (allowed {allowed[0]:.2g}), "
                 f"gradient norm by {found[1]:.3g} relative (allowed {allowed[1]:.2g})"
             )
-    return {
+    columns = {
         "max_nll_difference": float(nll_difference.max()),
         "mean_nll_difference": float(nll_difference.mean()),
         "max_grad_norm_difference": float(norm_difference.max()),
     }
+    return columns | ({"control_nll_difference": float(noise[:, 0].max())} if in_float8 else {})
 
 
 def _differences(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from ranks import run
 from test_train_step import check_counted_bytes
-from trials import TRAIN, trial
+from trials import PARITY, TRAIN, job, trial
 
 from sp_bench.config.method import MethodConfig
 from sp_bench.hardware import package_versions
+from sp_bench.workloads import parity
 
 pytestmark = pytest.mark.skipif("torchao" not in package_versions(), reason="torchao is not installed")
 KINDS = ("float8_rowwise", "float8_tensorwise")
@@ -43,3 +44,14 @@ def test_a_step_in_fp8_is_as_far_off_as_rounding_makes_it(kind: str, checkpointi
 def test_a_traced_step_in_fp8_is_the_same(world_size: int, kind: str, checkpointing: str) -> None:
     """torch.compile cuts each part into graphs, and the ranks run them as they are."""
     run(world_size, check, world_size, kind, checkpointing, "aot_eager_decomp_partition")
+
+
+def check_parity(rank: int, world_size: int, kind: str) -> None:
+    config = trial(METHODS[2], 2, seq_len=64, dtype="bfloat16", workload=replace(PARITY, linear_dtype=kind))
+    found = parity.run(job(config)).columns
+    assert 0 < found["max_nll_difference"] <= parity.FLOAT8_FACTOR * found["control_nll_difference"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_in_fp8_over_two_ranks_stays_as_near_to_bf16_as_on_one(kind: str) -> None:
+    run(2, check_parity, 2, kind)

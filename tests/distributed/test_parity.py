@@ -103,8 +103,9 @@ def test_agreement_of_models_that_do_not_learn_is_refused() -> None:
 def test_configs_whose_parity_would_prove_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="parity needs sgd"):
         replace(PARITY, optimizer="adamw")
-    with pytest.raises(ConfigError, match="use float32 or float64"):
+    with pytest.raises(ConfigError, match=r"use float32 or float64, or workload\.linear_dtype=float8_rowwise"):
         trial(MethodConfig("ulysses"), 2, workload=PARITY, dtype="bfloat16")
+    trial(MethodConfig("ulysses"), 2, workload=replace(PARITY, linear_dtype="float8_rowwise"), dtype="bfloat16")
     with pytest.raises(ConfigError, match="the training text is bytes"):
         trial(MethodConfig("ulysses"), 2, workload=PARITY, model=replace(TINY, vocab_size=100))
 
@@ -117,3 +118,15 @@ def test_budgets_grow_with_what_rounding_makes_of_the_reference() -> None:
     got[3, 1] *= 1 + 2e-5
     with pytest.raises(Incorrect, match="step 3 differs from one process"):
         parity.compare(got, steps(), [reordered])
+
+
+def test_in_fp8_the_loss_of_any_step_may_be_twice_as_far_off_as_that_of_the_control_in_its_farthest() -> None:
+    got, control = steps(), steps()
+    control[17, 0] += 0.01
+    got[3, 0] += 0.02
+    got[5, 1] *= 2  # the norm of a step whose loss leaps is chance
+    found = parity.compare(got, steps(), [control], in_float8=True)
+    assert (found["max_nll_difference"], found["control_nll_difference"]) == pytest.approx((0.02, 0.01))
+    got[3, 0] += 0.001
+    with pytest.raises(Incorrect, match=r"step 3 differs from one process: NLL by 0\.021 nats \(allowed 0\.02\)"):
+        parity.compare(got, steps(), [control], in_float8=True)

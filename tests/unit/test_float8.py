@@ -61,7 +61,8 @@ def test_a_workload_without_steps_has_no_layers_to_multiply(make):
             MEGATRON | {"workload__linear_dtype": "float8_blockwise", "model__hidden_size": 192},
             "hidden_size=192 is not a multiple of 128",
         ),
-        ({"engine": "deepspeed"}, "engine deepspeed multiplies in its dtype here; use model, or engine=fsdp2"),
+        ({"engine": "deepspeed"}, "engine deepspeed would keep all gathered matrices .*; use model, or engine=fsdp2"),
+        ({"engine": "hf_fsdp2"}, "engine hf_fsdp2 runs layers without torch.compile"),
         (
             {"workload__linear_dtype": KINDS[1], "sp_size": 2, "method": "ulysses", "dp_shard_size": 3},
             "192 rows|32 rows",

@@ -249,14 +249,15 @@ def training(cells: Sequence[Cell]) -> Table[Checked]:
     return plain("What was checked of training steps", about, TRAINING, found)
 
 
-def _largest(head: str, column: str) -> Column[Cell]:
-    return Column(head, lambda cell: cell.largest(column), "{:.1e}".format)
+def _largest(head: str, column: str, *, optional: bool = False) -> Column[Cell]:
+    return Column(head, lambda cell: cell.largest(column), "{:.1e}".format, optional=optional)
 
 
 PARITY: tuple[Column[Cell], ...] = (
     Column("what", name),
     Column("engine", lambda cell: cell.asked["engine"]),
     _largest("largest NLL difference (nats)", "max_nll_difference"),
+    _largest("of the control in FP8", "control_nll_difference", optional=True),
     _largest("mean (nats)", "mean_nll_difference"),
     _largest("gradient norm, relative", "max_grad_norm_difference"),
 )
