@@ -38,7 +38,7 @@ from sp_bench.costs.attention import (
     scale_traffic,
 )
 from sp_bench.costs.links import far_share
-from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work, projection_flops
+from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work, projected_tokens, projection_flops
 from sp_bench.kernels import REFERENCE, Kernel
 
 if TYPE_CHECKING:
@@ -477,6 +477,26 @@ def real_place(config: TrialConfig) -> int | None:
     work = [sum(of_rank) for of_rank in zip(*of_kinds, strict=True)]
     usual = config.sp_size // 2 if "window" in config.kinds else 0
     return usual if work[usual] == max(work) else work.index(max(work))
+
+
+def is_lower_bound(config: TrialConfig) -> bool:
+    """Whether the one rank of a world may have to wait for others, which compute more or at other times: its step takes
+    at least as long as measured. Under a window the first ranks see less, and none waits for them."""
+    if (place := real_place(config)) is None:
+        return False
+    layout = get(config.method.name).layout(config.method, config.sp_size)
+    for kind in config.kinds:
+        shape = config.attention_shape(config.seq_len, kind)
+        shares = shares_of_ranks(layout, shape)
+        if len(set(shares)) > 1 and (
+            shape.window is None or shape.documents or shares[place % config.sp_size] < max(shares)
+        ):
+            return True
+        if shape.kv_lora_rank is not None:
+            projected = [projected_tokens(config.method, shape, config.sp_size, rank) for rank in range(config.sp_size)]
+            if projected[place % config.sp_size] < max(projected):
+                return True
+    return False
 
 
 def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWork:
