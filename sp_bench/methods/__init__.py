@@ -26,6 +26,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
+from sp_bench.costs import nccl
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import (
     OF_METHODS,
@@ -458,6 +459,14 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
     """How often `rank` of a sequence calls the kernel in one attention call; None: the method does not say."""
     own = getattr(get(method.name), "kernel_calls", None)
     return None if own is None else KernelCalls(*own(method, shape, sp_size, rank))
+
+
+def outside_allocator(config: TrialConfig) -> nccl.Held:
+    """How much of each kind that is outside torch's allocator a rank has where all ranks are there."""
+    method = get(config.method.name)
+    layout = method.layout(config.method, config.sp_size)
+    sends = "send_recv" in method.PRIMITIVE and layout.ring_degree > 1
+    return nccl.counts(layout.ulysses_degree, config.ranks_per_node, sends=sends)
 
 
 def real_place(config: TrialConfig) -> int | None:
