@@ -185,7 +185,9 @@ def _emulate_memory(config: TrialConfig, device: torch.device) -> None:
     if device.type != "cuda":
         return
     asked_gib, sharing = config.hardware.device_memory_gib, config.hardware.ranks_per_gpu
-    missing = _missing_bytes(config) if config.world == "one_rank" else 0
+    missing = 0  # what NCCL would hold if the others of the world were there
+    if config.world == "one_rank":
+        missing = nccl.outside_bytes(methods.outside_allocator(config)._replace(process=0))
     if asked_gib is None and sharing == 1 and not missing:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
@@ -199,14 +201,6 @@ def _emulate_memory(config: TrialConfig, device: torch.device) -> None:
     outside = (total - free - reserved) / sharing + missing  # the context and NCCL's buffers
     allowed = (total / sharing if asked_gib is None else asked_gib * 2**30) - outside
     torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
-
-
-def _missing_bytes(config: TrialConfig) -> int:
-    """Bytes that NCCL would hold on this rank if the others of its world were there."""
-    method = methods.get(config.method.name)
-    layout = method.layout(config.method, config.sp_size)
-    sends = "send_recv" in method.PRIMITIVE and layout.ring_degree > 1
-    return nccl.held_bytes(layout.ulysses_degree, config.ranks_per_node, sends=sends)
 
 
 class Setting(NamedTuple):

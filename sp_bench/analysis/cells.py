@@ -159,9 +159,10 @@ class Cell:
         return self.asked["evidence"] == MEASURED
 
     @property
-    def waits_for_the_host(self) -> bool:
-        """Whether it is one real rank's whose launches the device waits for: no verdict, line or advice rests on it."""
-        return not self.all_ranks_were_there and "host_bound" in self.flags
+    def is_in_no_verdict(self) -> bool:
+        """Whether it is one real rank's whose launches the device waits for, or whose time is a lower bound: no ratio,
+        verdict, line or advice rests on it."""
+        return not (self.all_ranks_were_there or {"host_bound", "lower_bound"}.isdisjoint(self.flags))
 
     @property
     def is_library(self) -> bool:

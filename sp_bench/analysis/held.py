@@ -127,7 +127,7 @@ class Sign:
 def held(cells: Sequence[Cell]) -> list[Held]:
     """Those that have a measured cell and do not wait for the host: training steps first, most ranks first, the longest
     first."""
-    ones = [cell for cell in cells if cell.ok and not (cell.all_ranks_were_there or cell.waits_for_the_host)]
+    ones = [cell for cell in cells if cell.ok and not (cell.all_ranks_were_there or cell.is_in_no_verdict)]
     measured = _by_place(cell for cell in cells if cell.ok and cell.all_ranks_were_there)
     instant = _by_place(cell for cell in ones if cell.link == NO_DELAY)
     found = [

@@ -90,7 +90,7 @@ def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
     """Of the steps of one real rank that ran with two depths below that of their model; of more the two smallest."""
     grouped: dict[tuple[Any, ...], dict[int, Cell]] = {}
     for cell in cells:
-        is_one_rank = not cell.all_ranks_were_there and not cell.waits_for_the_host
+        is_one_rank = not cell.all_ranks_were_there and not cell.is_in_no_verdict
         if cell.ok and is_one_rank and cell.asked["workload"] == "train_step" and cell.asked["num_layers"]:
             place = (cell.pool, cell.link, *cell.but("model.num_layers"))
             grouped.setdefault(place, {})[cell.asked["num_layers"]] = cell

@@ -58,6 +58,7 @@ FLAGS = {
     "single_step": "one step alone, counted while it was timed",
     "fit": "attention's arithmetic left out",
     "shared_gpu": "ranks that share a GPU",
+    "lower_bound": "one real rank of uneven ones, whose time is a lower bound",
 }
 
 

@@ -191,6 +191,7 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     flags += ["single_step"] if config.workload.single_step else []
     flags += ["fit"] if config.workload.fit else []
     flags += ["shared_gpu"] if config.hardware.ranks_per_gpu > 1 else []
+    flags += ["lower_bound"] if methods.is_lower_bound(config) else []
     memory = (record.get(name) for name in ("device_used_bytes", "allocator_retries"))
     of_device = config.hardware.device_memory_gib
     flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)

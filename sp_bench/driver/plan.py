@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sp_bench import hardware, kernels, methods
-from sp_bench.attention.layouts import causal_pairs_of_ranks
 from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
@@ -220,37 +219,8 @@ def _one_rank_reason(config: TrialConfig) -> str | None:
             return f"world=one_rank: {option}={value} goes past the process group, which models the links; leave it out"
     if config.hardware.ranks_per_gpu > 1:
         return f"world=one_rank has its GPU alone, not hardware.ranks_per_gpu={config.hardware.ranks_per_gpu}; use 1"
-    return _uneven_reason(config)
-
-
-def _uneven_reason(config: TrialConfig) -> str | None:
-    """Why ranks compute different amounts, so that one rank cannot stand for all; None if they compute the same."""
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    shape = config.attention_shape(config.seq_len)
-    if shape.gated_delta:
-        if config.method.variant != "chain":
-            return None
+    if config.method.name == "state_passing" and config.method.variant == "chain":
         return "world=one_rank with method.variant=chain: each rank waits for all before it; use method.variant=gather"
-    if layout.ring_degree == 1 or not shape.causal:
-        return None
-    options = f"world=one_rank with method.layout={layout.kind}"
-    if shape.window is not None:
-        # all ranks but the first have the same work, and the real one is in the middle
-        if not shape.documents:
-            return None
-        return f"{options}: packed documents give the ranks different borders; use method=ulysses"
-    if layout.kind in ("contiguous", "striped"):
-        return f"{options}: a causal mask gives the ranks different work, and one rank stands for all; use zigzag"
-    if config.method.name == "ring" and config.method.sends == "latent" and methods.real_place(config) != 0:
-        return (
-            f"{options}, real_rank={config.real_rank}: of latents that travel the first rank projects up most, and the "
-            "slowest rank stands for all; use real_rank=null"
-        )
-    if shape.documents and len(set(causal_pairs_of_ranks(layout, shape.documents))) > 1:
-        return (
-            f"{options}: the packed documents give the ranks different work, and one rank stands for all; use "
-            "method.layout=document_zigzag, or method=ulysses"
-        )
     return None
 
 

@@ -17,7 +17,7 @@ from sp_bench.config.documents import MULTIPLE, longest_pack, shortest_pack
 from sp_bench.config.options import canonical
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import PROVABLE_TOKENS, TRAINING
-from sp_bench.costs import memory
+from sp_bench.costs import memory, nccl
 from sp_bench.driver.settings import SearchConfig
 from sp_bench.rows.names import as_asked, config_leaves
 
@@ -25,14 +25,12 @@ LONGEST = 2**28  # tokens; beyond, a search has lost its way
 # How far the next length is, in resolutions, after one and after two on one side of the edge; then 1.5 times, then
 # twice. Lengths are rounded to an eighth of a resolution: where the first step crosses the edge, no bisection is left.
 FIRST_STEPS = (0.87, 3.0)
-# of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
-OUTSIDE_BYTES = 4 * 2**30
 # of a host's free memory, for each rank: its process, and the driver, compilers and files in memory. In three searches
 # what fitted left 5.6 to 6.9 GiB a rank of what was free before, and what did not 3.6 to 4.9
 OUTSIDE_ON_HOST_BYTES = 6 * 2**30
 # hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.77
 # to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.88 to 1.00, and what did not
-# would have taken 0.95 to 1.09, in 36; on one GPU, without NCCL's memory, 1.02 and 1.05
+# would have taken 0.95 to 1.08, in 36; on one GPU, without NCCL's memory, 1.02 and 1.05
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, without a better guess
 # of a training step: a text may begin with equal bytes, a line of `#`, over which dQ and dK are 0 whatever is computed
@@ -104,7 +102,8 @@ class Search:
         modelled = memory.unmodelled_reason(config) is None and config.hardware.device != "cpu"
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
-        room = (min(known) - OUTSIDE_BYTES) * TENSORS_SHARE[config.hardware.allocator]
+        outside = nccl.outside_bytes(methods.outside_allocator(config))
+        room = (min(known) - outside) * TENSORS_SHARE[config.hardware.allocator]
         host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES
         return self._longest(
             lambda tried: memory.peak(tried).bytes <= room and memory.held_on_host_bytes(tried) <= host

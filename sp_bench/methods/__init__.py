@@ -26,6 +26,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
+from sp_bench.costs import nccl
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import (
     OF_METHODS,
@@ -38,7 +39,7 @@ from sp_bench.costs.attention import (
     scale_traffic,
 )
 from sp_bench.costs.links import far_share
-from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work, projection_flops
+from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work, projected_tokens, projection_flops
 from sp_bench.kernels import REFERENCE, Kernel
 
 if TYPE_CHECKING:
@@ -460,6 +461,14 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
     return None if own is None else KernelCalls(*own(method, shape, sp_size, rank))
 
 
+def outside_allocator(config: TrialConfig) -> nccl.Held:
+    """How much of each kind that is outside torch's allocator a rank has where all ranks are there."""
+    method = get(config.method.name)
+    layout = method.layout(config.method, config.sp_size)
+    sends = "send_recv" in method.PRIMITIVE and layout.ring_degree > 1
+    return nccl.counts(layout.ulysses_degree, config.ranks_per_node, sends=sends)
+
+
 def real_place(config: TrialConfig) -> int | None:
     """The rank of the world that is there; None: all are. By default the one that computes most attention. Of equals
     rank 0, which has a whole shard of parameters that do not divide evenly; under a window the middle one, which both
@@ -477,6 +486,26 @@ def real_place(config: TrialConfig) -> int | None:
     work = [sum(of_rank) for of_rank in zip(*of_kinds, strict=True)]
     usual = config.sp_size // 2 if "window" in config.kinds else 0
     return usual if work[usual] == max(work) else work.index(max(work))
+
+
+def is_lower_bound(config: TrialConfig) -> bool:
+    """Whether the one rank of a world may have to wait for others, which compute more or at other times: its step takes
+    at least as long as measured. Under a window the first ranks see less, and none waits for them."""
+    if (place := real_place(config)) is None:
+        return False
+    layout = get(config.method.name).layout(config.method, config.sp_size)
+    for kind in config.kinds:
+        shape = config.attention_shape(config.seq_len, kind)
+        shares = shares_of_ranks(layout, shape)
+        if len(set(shares)) > 1 and (
+            shape.window is None or shape.documents or shares[place % config.sp_size] < max(shares)
+        ):
+            return True
+        if shape.kv_lora_rank is not None:
+            projected = [projected_tokens(config.method, shape, config.sp_size, rank) for rank in range(config.sp_size)]
+            if projected[place % config.sp_size] < max(projected):
+                return True
+    return False
 
 
 def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWork:

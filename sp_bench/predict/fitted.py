@@ -1,6 +1,7 @@
 """What committed rows say, as a file of the package: the fit of each device, and steps of one real rank.
 
-With it `advise` and `project` need no rows, and answer in a second. Written anew from a checkout, for a release:
+With it `advise` and `project` need no rows, and answer in a second. Written anew from a checkout, for a release, beside
+what is outside torch's allocator (costs/nccl.json):
 
     python -m sp_bench.predict.fitted results/*
 """
@@ -23,9 +24,11 @@ from sp_bench.config.conf_files import num_layers
 from sp_bench.config.machine import NO_DELAY, LinkConfig
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import nccl
 from sp_bench.costs.device_rates import DeviceRates
 from sp_bench.costs.links import message_time
 from sp_bench.formats import GIB
+from sp_bench.predict import outside
 from sp_bench.predict.projection import Basis, Error, Fit, Rates, StepOptions, fit, step_options
 from sp_bench.rows import git
 
@@ -148,7 +151,7 @@ def _basis(given: Sequence[Any]) -> Basis:
 
 def _is_step(cell: Cell) -> bool:
     delayed = cell.link not in ("", NO_DELAY)
-    return cell.ok and delayed and not cell.waits_for_the_host and cell.asked["workload"] == "train_step"
+    return cell.ok and delayed and not cell.is_in_no_verdict and cell.asked["workload"] == "train_step"
 
 
 def _step(cell: Cell, line: OverDepth | None) -> OneRankStep | None:
@@ -186,6 +189,8 @@ def network_gib_per_s(link: LinkConfig) -> float | None:
 
 
 def main(folders: Sequence[str]) -> None:
+    held = outside.fitted([Path(folder) for folder in folders])
+    Path(str(files("sp_bench.costs").joinpath(nccl.FILE))).write_text(f"{json.dumps(held._asdict())}\n", "utf-8")
     read = cells_of(of_equal_steps(select([Path(folder) for folder in folders]).rows))
     cells = [cell for cell in read if cell.processor == "GPU"]
     sha, _ = git.state()

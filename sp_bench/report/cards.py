@@ -179,7 +179,7 @@ def _methods_of(cells: Sequence[Cell]) -> str:
 
 def _of_kernels(setting: Setting) -> Card:
     """Compares kernels without a method, at the longest length."""
-    known = [cell for cell in setting.cells if cell.ok and not cell.waits_for_the_host]
+    known = [cell for cell in setting.cells if cell.ok and not cell.is_in_no_verdict]
     if not known:
         return Card(setting.title, "", WAITING, False, "", memory_words(setting), (), setting.cells)
     longest = max(cell.asked["seq_len"] or 0 for cell in known)
@@ -342,7 +342,7 @@ def _also(setting: Setting, main: Place) -> tuple[str, ...]:
 def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
     """(library, our method of its kind on its kernel), at the longest length at which both ran side by side."""
     found: dict[str, tuple[Cell, Cell]] = {}
-    cells = [c for c in setting.cells if c.ok and not c.waits_for_the_host and c.asked["fabric"] == setting.fabrics[0]]
+    cells = [c for c in setting.cells if c.ok and not c.is_in_no_verdict and c.asked["fabric"] == setting.fabrics[0]]
     for their, ours in sorted(
         counterparts(cells), key=lambda pair: (-pair[0].asked["sp_size"], -pair[0].asked["seq_len"])
     ):

@@ -223,7 +223,8 @@ def _ladder_table(ladder: Ladder) -> Table[Any]:
     setting, cells = ladder.setting, ladder.measured
     failed = [cell for cell in setting.cells if not cell.ok]
     names = ladder.short_names
-    lines = [_line(setting, cell, cells[0], names[cell.cell_id]) for cell in cells]
+    first = next(iter(ladder.compared), None)
+    lines = [_line(setting, cell, first, names[cell.cell_id]) for cell in cells]
     lines += [_line(setting, cell, None, names[cell.cell_id]) for cell in failed]
     columns = (METHOD, *_of_options(ladder.columns), *RUNGS)
     return _made(setting, LADDER_CAPTION, columns, [Group(ladder.where, tuple(lines))])
@@ -280,7 +281,8 @@ def _group(setting: Setting, cells: Sequence[Cell]) -> Group[Line]:
         c for c in cells if c.ok and not (is_baseline(c) and c.cell_id in {a.cell_id for a in setting.alone.values()})
     ]
     alone = [c for c in cells if c.ok and c not in own]
-    first = leader(own, setting.smallest_for(own[0])) if own else None
+    compared = [cell for cell in own if not cell.is_in_no_verdict]
+    first = leader(compared, setting.smallest_for(own[0])) if compared else None
     ranked = sorted(own, key=lambda cell: (cell is not first, *by_speed(cell)))
     lines = [_line(setting, cell, first) for cell in ranked]
     lines += [_line(setting, cell, None) for cell in sorted(alone, key=by_speed)]
@@ -301,7 +303,8 @@ def _line(setting: Setting, cell: Cell, first: Cell | None, name: str = "") -> L
     """A cell's line, with its ratio to the first of its group if both have a time."""
     ratio = Difference(first, cell, setting.smallest_for(cell)) if cell.ok and first not in (None, cell) else None
     doubts = "; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags)
-    return Line(setting=setting, cell=cell, name=name or words.method(cell), ratio=ratio, doubts=doubts)
+    bound = ", lower bound" if "lower_bound" in cell.flags else ""
+    return Line(setting=setting, cell=cell, name=(name or words.method(cell)) + bound, ratio=ratio, doubts=doubts)
 
 
 # The options that distinguish cells. Left out: how a cell is measured; mappings, which titles name; and options of a

@@ -96,6 +96,30 @@ def test_a_training_step_sends_what_is_predicted_in_each_phase(run, one, sp_size
     assert columns["counted_parameters"] == measurement.expected.updated_elements
 
 
+PACKED = {"kernel": "math", "workload__packing": "fixed", "workload__document_len": 192, "seq_len": 1024}
+
+
+@pytest.mark.parametrize("workload", ["attention", "train_step"])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("ring", {"method__layout": "contiguous"}),
+        ("ring", {"method__layout": "striped"}),
+        ("all_gather", {"method__layout": "contiguous"}),
+        ("ring", PACKED),
+        ("all_gather", PACKED),
+        ("ring", PACKED | {"workload__window": 100, "method__layout": "contiguous"}),
+    ],
+)
+def test_the_busiest_of_uneven_ranks_runs_and_computes_its_own_part(run, one, method, options, workload):
+    if workload == "train_step" and "workload__window" in options:
+        options = {**options, "model__layers": "window", "model__window": options["workload__window"]}
+        del options["workload__window"]
+    measurement, columns = run(one(method, 4, workload, **({"seq_len": 512} | options)))
+    assert columns["comm_counted_bytes"] == float(sum(measurement.predicted.values())) > 0
+    assert columns["counted_attention_flops"] == measurement.expected.attention_flops > 0
+
+
 def test_4096_ranks_train_a_step(run, one):
     _, columns = run(one("all_gather", 4096, "train_step", seq_len=8192))
     assert columns["comm_counted_bytes"] > 0

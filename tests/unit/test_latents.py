@@ -134,9 +134,9 @@ def test_hardware_flops_are_those_of_the_kernel_and_of_the_up_projections(make_c
 
 def test_the_rank_that_projects_up_most_stands_for_all_of_a_ring_of_latents(make_config):
     ring = {"model": "deepseek_v2_lite", "kernel": "math", "method": "ring", "method__sends": "latent", "sp_size": 4}
-    reasons = [plan.unsupported_reason(make_config(world="one_rank", real_rank=n, **ring), None) for n in (None, 0, 3)]
-    assert reasons[:2] == [None, None]
-    assert "real_rank=3: of latents that travel the first rank projects up most" in reasons[2]
+    configs = [make_config(world="one_rank", real_rank=n, **ring) for n in (None, 0, 3)]
+    assert [plan.unsupported_reason(config, None) for config in configs] == [None] * 3
+    assert [methods.is_lower_bound(config) for config in configs] == [False, False, True]
 
 
 @pytest.mark.parametrize(

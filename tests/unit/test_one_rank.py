@@ -61,8 +61,6 @@ def test_options_of_one_rank_without_it_are_refused(make_config, changes, proble
     ("changes", "reason"),
     [
         ({"sp_size": 1}, "of 1 rank sends nothing"),
-        ({"method": "ring", "method__layout": "contiguous"}, "gives the ranks different work"),
-        ({"method": "ring", "method__layout": "striped"}, "gives the ranks different work"),
         ({"workload": "parity"}, "compares ranks"),
         ({"workload": "collective"}, "compares ranks"),
         ({"method": "torch_context_parallel", "method__variant": "allgather"}, "was not tried with one rank"),
@@ -72,12 +70,29 @@ def test_what_one_rank_cannot_stand_for_is_unsupported(make_config, changes, rea
     assert reason in (plan.unsupported_reason(make_config(world="one_rank", **changes), None) or "")
 
 
-def test_packs_are_for_even_layouts(make_config):
-    packed = {"workload__packing": "fixed", "workload__document_len": 768, "seq_len": 4096, "kernel": "math"}
-    ring = make_config(world="one_rank", method="ring", sp_size=4, **packed)
-    assert "packed documents give the ranks different work" in (plan.unsupported_reason(ring, None) or "")
-    for even in ({"method": "ulysses"}, {"method": "ring", "method__layout": "document_zigzag"}):
-        assert plan.unsupported_reason(make_config(world="one_rank", sp_size=2, **packed, **even), None) is None
+PACKED = {"workload__packing": "fixed", "workload__document_len": 768, "seq_len": 4096, "kernel": "math"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_lower_bound"),
+    [
+        ({"method__layout": "contiguous"}, True),
+        ({"method__layout": "striped"}, True),
+        (PACKED, True),
+        (PACKED | {"workload__window": 100, "method__layout": "contiguous"}, True),
+        ({"workload__window": 64, "real_rank": 0}, True),  # it has the first tokens, which see less
+        ({}, False),
+        ({"method__layout": "contiguous", "workload__causal": False}, False),
+        ({"workload__window": 64}, False),
+        (PACKED | {"method": "ulysses"}, False),
+        (PACKED | {"method__layout": "document_zigzag"}, False),
+        ({"method__layout": "contiguous", "world": "ranks"}, False),
+    ],
+)
+def test_one_rank_of_uneven_ones_runs_as_a_lower_bound(make_config, changes, is_lower_bound):
+    config = make_config(**{"world": "one_rank", "method": "ring", "sp_size": 4, "kernel": "math"} | changes)
+    assert plan.unsupported_reason(config, None) is None
+    assert methods.is_lower_bound(config) == is_lower_bound
 
 
 def test_the_real_rank_is_the_one_with_the_most_work(make_config):

@@ -20,10 +20,10 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
+from sp_bench.costs.nccl import outside_bytes
 from sp_bench.driver import overrides, sweep
 from sp_bench.driver.device_time import peak_device
 from sp_bench.driver.search import (
-    OUTSIDE_BYTES,
     OUTSIDE_ON_HOST_BYTES,
     SHORTEST_STEP_TOKENS,
     STARTS_FROM,
@@ -31,6 +31,7 @@ from sp_bench.driver.search import (
     Search,
 )
 from sp_bench.driver.settings import SearchConfig
+from sp_bench.methods import outside_allocator
 from sp_bench.predict import advice, candidates, decision_map, fitted, projection
 from sp_bench.predict.projection import Fit, Links, NotProjectable, attention_work
 
@@ -216,7 +217,7 @@ def test_a_search_starts_where_the_model_puts_the_edge_of_each_engine_it_knows(q
     workload = replace(qwen.workload, activation_checkpointing="full")
     step = Search(replace(qwen, engine=replace(qwen.engine, name=engine), workload=workload))
     guess = step.guess(140 * GIB, None, None)
-    room = (140 * GIB - OUTSIDE_BYTES) * TENSORS_SHARE[None]
+    room = (140 * GIB - outside_bytes(outside_allocator(step.config))) * TENSORS_SHARE[None]
     assert memory.peak(step.at(guess)).bytes <= room < memory.peak(step.at(guess + 64)).bytes
     other = Search(replace(step.config, engine=replace(qwen.engine, name="deepspeed")))
     assert other.guess(140 * GIB, None, None) == STARTS_FROM * qwen.sp_size
@@ -338,7 +339,7 @@ def test_a_step_that_waits_for_the_host_is_in_no_advice():
     steps = [cell for cell in ones if cell.asked["workload"] == "train_step" and cell.asked["seq_len"] == 65536]
     waiting = cells_of([dict(of_row) | {"flags": ["host_bound"]} for cell in steps for of_row in cell.rows])
     assert fitted.one_rank_steps(steps)
-    assert all(cell.waits_for_the_host for cell in waiting)
+    assert all(cell.is_in_no_verdict for cell in waiting)
     assert fitted.one_rank_steps(waiting) == ()
 
 
@@ -660,7 +661,7 @@ def test_searches_came_as_near_to_the_edge_of_the_model_as_the_docs_say():
         if config.hardware.allocator is None or config.sp_size == 1:
             continue
         for end, takes in zip(ends, (fitted, failed), strict=True):
-            takes.append(memory.peak(search.at(end)).bytes / (capacity - OUTSIDE_BYTES))
+            takes.append(memory.peak(search.at(end)).bytes / (capacity - outside_bytes(outside_allocator(config))))
         if config.engine.name == "fsdp2" and capacity == 79.6 * GIB and in_tables(config):
             predicted.append((search.guess(capacity, None, None), *ends))
     below = [guess / fits - 1 for guess, fits, _ in predicted if guess < fits]
@@ -674,7 +675,7 @@ def test_searches_came_as_near_to_the_edge_of_the_model_as_the_docs_say():
         "88%",
         "100%",
         "95%",
-        "109%",
+        "108%",
     ]
 
 

@@ -123,13 +123,26 @@ def test_a_figure_over_ranks_crosses_what_waits_for_the_host():
     assert over_ranks.draw(cells_of([measured(**split) for split in SPLITS]), Look()) == []
 
 
-def test_one_real_rank_that_waits_for_the_host_is_in_no_verdict():
-    rows = [*(one(**split, flags=["host_bound"]) for split in SPLITS), *(measured(**split) for split in SPLITS)]
+@pytest.mark.parametrize("flag", ["host_bound", "lower_bound"])
+def test_one_real_rank_that_waits_for_the_host_or_for_others_is_in_no_verdict(flag):
+    rows = [*(one(**split, flags=[flag]) for split in SPLITS), *(measured(**split) for split in SPLITS)]
     for setting in settings(cells_of(rows)):
         there = setting.cells[0].all_ranks_were_there
         assert [len(place.cells) for place in setting.places] == ([2] if there else [])
         assert len(setting.cells) == 2
         assert setting.smallest_for(setting.cells[0]) == (0.02 if there else 0.03)
+        (table,) = tables([setting])
+        assert [line.ratio is not None and line.ratio.ratio is not None for line in lines([table])] == [False, there]
+        assert all(("lower bound" in line.name) == (flag == "lower_bound" and not there) for line in lines([table]))
+
+
+def test_a_lower_bound_leads_nobody_and_the_page_says_what_it_is():
+    rows = [one(**SPLITS[0], flags=["lower_bound"], median_ms=1.0), one(**SPLITS[1], median_ms=2.0)]
+    ((place,),) = (setting.places for setting in settings(cells_of(rows)))
+    assert [cell.asked["method"] for cell in place.cells] == ["ulysses"]
+    (table,) = tables(settings(cells_of(rows)))
+    assert [line.ratio.ratio for line in lines([table]) if line.ratio] == [None]
+    assert "lower bound" in page_of(rows).text
 
 
 def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():

@@ -67,7 +67,7 @@ def _of_stacks(settings: Sequence[Setting]) -> Iterator[Verdict]:
     places: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
     smallest = {cell.cell_id: setting.smallest_for(cell) for setting in settings for cell in setting.cells}
     for cell in (cell for setting in settings for cell in setting.cells):
-        if cell.ok and cell.asked["workload"] in TRAINING and not cell.waits_for_the_host:
+        if cell.ok and cell.asked["workload"] in TRAINING and not cell.is_in_no_verdict:
             key = (cell.pool, kind(cell), cell.asked["kernel"], *map(cell.options.get, _SAVED_ALIKE), *of_place(cell))
             places.setdefault(key, {}).setdefault(stack(cell), []).append(cell)
     for stacks in places.values():

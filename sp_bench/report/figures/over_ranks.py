@@ -79,4 +79,9 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
 def _is_shown(cell: Cell) -> bool:
     asked = cell.asked
     link = cell.link
-    return asked["workload"] == "attention" and asked["sp_size"] >= LEAST_RANKS and link not in ("", NO_DELAY)
+    return (
+        asked["workload"] == "attention"
+        and asked["sp_size"] >= LEAST_RANKS
+        and link not in ("", NO_DELAY)
+        and "lower_bound" not in cell.flags
+    )
