@@ -48,6 +48,13 @@ class Arrays:
         """Entries of each list; 0: the row has none."""
         return compute.call_function("list_value_length", [self.column(name)]).fill_null(0).to_numpy()
 
+    def lists_with(self, name: str, text: str) -> Truths:
+        """Whether the row's list of texts has this one."""
+        found = np.zeros(self.num_rows, bool)
+        entries = compute.call_function("equal", [self.column(name).flatten(), pa.scalar(text)]).fill_null(False)
+        found[np.repeat(np.arange(self.num_rows), self.lengths(name))[entries.to_numpy(zero_copy_only=False)]] = True
+        return found
+
     def column(self, name: str) -> pa.Array:
         name, _, field = name.partition(".")
         column = self._table[name].combine_chunks()
