@@ -23,8 +23,10 @@ from sp_bench.analysis.identifiers import (
 )
 from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.config.workload import COMPARED
-from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory, flags_of_times
+from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory
+from sp_bench.costs.step_flags import flags_of_times
 from sp_bench.formats import GIB
+from sp_bench.rows.consistency import WITH_FLAGS
 from sp_bench.rows.names import group_of, library, option_values, pack_seed
 from sp_bench.rows.row import MEASURED
 
@@ -354,13 +356,16 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _doubts_of(row: Mapping[str, Any], processor: str) -> set[str]:
     """The flags of a measured row, also those that it is too old to have. processor: as `Cell.processor`."""
-    stage_ends = listed(row["stage_ends"])
+    of_samples = []
+    if not row["schema_version"] >= WITH_FLAGS:
+        stage_ends = listed(row["stage_ends"])
+        of_samples += flags_of_times(listed(row["step_ms"]), listed(row["window_ms"]), stage_ends)
+        of_samples += flags_of_loss(listed(row["loss"]), stage_ends)
     return {
         *map(str, listed(row["flags"])),
-        *flags_of_times(listed(row["step_ms"]), listed(row["window_ms"]), stage_ends),
+        *of_samples,
         *(flags_of_devices(row["device_state"], row["limit_ms"]) if processor == "GPU" else ()),
         *flags_of_memory(row["device_memory_gib"], row["device_used_bytes"], row["allocator_retries"]),
-        *flags_of_loss(listed(row["loss"]), stage_ends),
     }
 
 

@@ -11,7 +11,7 @@ from statistics import median
 from sp_bench.analysis.cells import Cell, Launch, listed
 from sp_bench.analysis.ratios import of_one_machine, rounded_ratio, shared_replicates
 from sp_bench.analysis.statistics import Interval, median_interval
-from sp_bench.costs.flags import is_unsettled
+from sp_bench.costs.step_flags import is_unsettled
 from sp_bench.formats import MISSING, number
 
 # Options that the kernel alone need not share: how attention is split, and shapes, which are compared by heads.

@@ -23,8 +23,8 @@ from sp_bench.costs.flags import (
     flags_of_leftover,
     flags_of_loss,
     flags_of_memory,
-    flags_of_times,
 )
+from sp_bench.costs.step_flags import flags_of_times
 from sp_bench.costs.work import projection_flops
 from sp_bench.engines import requirements
 from sp_bench.rows.schema import COLUMNS

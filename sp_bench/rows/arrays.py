@@ -1,6 +1,6 @@
 """Columns of rows as numpy has them, so that a rule is computed of all rows at once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -48,6 +48,13 @@ class Arrays:
         """Entries of each list; 0: the row has none."""
         return compute.call_function("list_value_length", [self.column(name)]).fill_null(0).to_numpy()
 
+    def lists_with(self, name: str, text: str) -> Truths:
+        """Whether the row's list of texts has this one."""
+        found = np.zeros(self.num_rows, bool)
+        entries = compute.call_function("equal", [self.column(name).flatten(), pa.scalar(text)]).fill_null(False)
+        found[np.repeat(np.arange(self.num_rows), self.lengths(name))[entries.to_numpy(zero_copy_only=False)]] = True
+        return found
+
     def column(self, name: str) -> pa.Array:
         name, _, field = name.partition(".")
         column = self._table[name].combine_chunks()
@@ -61,19 +68,41 @@ class Arrays:
     def of_lists(self, name: str, reduce: Reduce) -> Floats:
         """What `reduce` makes of each row's list of numbers; nan of none, of an empty one and of one with a null."""
         found = np.full(self.num_rows, np.nan)
-        for places, values in groups(self.column(name)):
-            found[places] = reduce(values, axis=1)
+        lists = self.column(name)
+        numbers = floats(lists.values)
+        for places, of_entries in by_length(lists):
+            found[places] = reduce(numbers[of_entries], axis=1)
         return found
 
 
-def groups(lists: pa.ListArray) -> Iterator[tuple[Places, Floats]]:
-    """The lists of numbers that have entries, in groups of one length: their places, and [lists, entries]."""
-    ends = lists.offsets.to_numpy()
+def alike(columns: Sequence[pa.ChunkedArray]) -> tuple[Places, Places]:
+    """Groups of the rows that are equal in all columns, none of which is nested: the group of each row, and the first
+    row of each group. A null equals a null."""
+    return alike_codes([_codes(column.combine_chunks()) for column in columns])
+
+
+def _codes(values: pa.Array) -> Places:
+    return values.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+
+
+def alike_codes(codes: Sequence[Places]) -> tuple[Places, Places]:
+    """Like `alike`, for columns in which equal values have one number."""
+    whole = np.stack(codes, axis=1)
+    rows = pa.Array.from_buffers(pa.binary(whole.strides[0]), len(whole), [None, pa.py_buffer(whole)])
+    groups = _codes(rows)
+    firsts = np.zeros(groups.max(initial=-1) + 1, np.int64)
+    firsts[groups[::-1]] = np.arange(len(groups))[::-1]
+    return groups, firsts
+
+
+def by_length(lists: pa.ListArray | pa.MapArray) -> Iterator[tuple[Places, Places]]:
+    """The lists that have entries, in groups of one length: their places, and where among the entries of all lists
+    theirs are, [lists, entries]."""
+    ends = lists.offsets.to_numpy().astype(np.int64) - lists.offsets[0].as_py()
     lengths = np.where(lists.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), 0)
-    numbers = floats(lists.values)
     for length in np.unique(lengths[lengths > 0]).tolist():
         places = np.flatnonzero(lengths == length)
-        yield places, numbers[ends[places][:, None] + np.arange(length)]
+        yield places, ends[places][:, None] + np.arange(length)
 
 
 def nested_groups(lists: pa.ListArray) -> Iterator[tuple[Places, Floats]]:

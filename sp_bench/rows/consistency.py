@@ -19,7 +19,8 @@ from sp_bench.config.parsing import shown
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.workload import Stage, parse_stages
 from sp_bench.costs.attention import attention_forward_flops, backward_per_forward
-from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times, may_have_flags
+from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss
+from sp_bench.costs.step_flags import OF_TIMES, doubts_of_times, flags_of_times
 from sp_bench.costs.training import stage_times
 from sp_bench.rows import store
 from sp_bench.rows.arrays import CLOSE, Arrays, Floats, Truths, close, floats, nested_groups
@@ -278,9 +279,13 @@ def _times(rows: _Rows) -> Iterator[Breach]:
     yield _differs(rows, "attention_flops_per_s", flops / seconds, rated & ~of_latents)
     yield from _one_by_one(rows, rated & of_latents, _rate_of_latents)
     yield from _utilisation(rows, seconds * world)
-    doubtful = steps.doubtful | rows.has("loss") & ~(rows.of_lists("loss", _rise) < 0)
+    flagged = timed & (rows.numbers("schema_version") >= WITH_FLAGS)
+    lacks = {flag: applies & ~rows.lists_with("flags", flag) for flag, applies in steps.doubts.items()}
+    wrong = flagged & ~rows.has("stage_ends") & np.any([*lacks.values()], axis=0)
+    yield wrong, lambda i: _lacks(sorted(flag for flag, which in lacks.items() if which[i]))
+    doubtful = rows.has("stage_ends") | rows.has("loss") & ~(rows.of_lists("loss", _rise) < 0)
     doubtful |= rows.has("leftover_bytes") & ~(rows.of_lists("leftover_bytes", np.max) <= 0)
-    yield from _one_by_one(rows, timed & (rows.numbers("schema_version") >= WITH_FLAGS) & doubtful, _flags)
+    yield from _one_by_one(rows, flagged & doubtful, _flags)
 
 
 def _rise(losses: Floats, axis: int) -> Floats:
@@ -293,7 +298,7 @@ class _Steps:
     def __init__(self, rows: _Rows) -> None:
         self.number, self.shortest, self.median_ms = (np.full(rows.num_rows, np.nan) for _ in range(3))
         self.agree = np.zeros(rows.num_rows, bool)  # with step_ms
-        self.doubtful = np.ones(rows.num_rows, bool)  # may have flags
+        self.doubts = {flag: np.zeros(rows.num_rows, bool) for flag in OF_TIMES}  # the flags that rows should have
         written, window_ms = rows.column("step_ms"), rows.of_lists("window_ms", np.max)
         lengths, starts = rows.lengths("step_ms"), written.offsets.to_numpy()
         values = floats(written.values)
@@ -303,7 +308,8 @@ class _Steps:
             self.number[places] = num_steps
             self.shortest[places] = of_ranks.min(axis=(1, 2))
             self.median_ms[places] = np.median(step_ms, axis=1)
-            self.doubtful[places] = may_have_flags(step_ms, window_ms[places])
+            for flag, applies in doubts_of_times(step_ms, window_ms[places]).items():
+                self.doubts[flag][places] = applies
             alike = lengths[places] == num_steps
             same = close(values[starts[places[alike]][:, None] + np.arange(num_steps)], step_ms[alike])
             self.agree[places[alike]] = same.all(axis=1)
@@ -320,11 +326,15 @@ def _one_by_one(rows: _Rows, where: Truths, rule: Callable[[_Row], Iterator[str]
 
 def _flags(row: _Row) -> Iterator[str]:
     stage_ends = row["stage_ends"] or []
-    wanted = flags_of_times(row["step_ms"], row["window_ms"], stage_ends)
+    wanted = flags_of_times(row["step_ms"], row["window_ms"], stage_ends) if stage_ends else []
     wanted += flags_of_loss(row["loss"] or [], stage_ends)
     wanted += flags_of_leftover(row["leftover_bytes"], row["peak_allocated_bytes"])
     if missing := sorted(set(wanted) - set(row["flags"] or [])):
-        yield f"flags lack {', '.join(missing)}, which its samples ask for"
+        yield _lacks(missing)
+
+
+def _lacks(flags: Sequence[str]) -> str:
+    return f"flags lack {', '.join(flags)}, which its samples ask for"
 
 
 def _rate_of_latents(row: _Row) -> Iterator[str]:

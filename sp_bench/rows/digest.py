@@ -1,33 +1,57 @@
 """A row's digest: a hash of all its other values, by which a flipped bit or an edit of a committed row is found.
 
 It hashes the row as JSON with sorted keys and without nulls, so that columns and fields of structs which a later
-version adds change nothing. The text is made column by column: of rows as Python objects it takes twice as long.
+version adds change nothing. Most values of a column are alike: the text of each is made once, and so is that of several
+columns together while few of their combinations differ.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from sp_bench.rows.arrays import Places, alike_codes, by_length
 from sp_bench.rows.schema import SCHEMA_VERSION
 
 DIGEST = "digest"  # the column
 SINCE = 5  # the schema version from which on rows have it
-PART = 1000  # rows whose texts are in memory at once
+PART = 10_000  # rows whose texts are in memory at once
 NULL = "null"
+
+
+class _Texts(NamedTuple):
+    """A text for each value. Equal values share theirs."""
+
+    codes: Places  # of each value: where its text is
+    words: list[str]
+
+    def each(self) -> Iterator[str]:
+        return map(self.words.__getitem__, self.codes.tolist())
 
 
 def digests(table: pa.Table) -> list[str]:
     """16 hex digits for each row of a table."""
     # most columns are null in all rows, and each costs time
-    names = sorted(n for n in table.column_names if n != DIGEST and table[n].null_count < table.num_rows)
-    parts = (table.select(names).slice(i, PART) for i in range(0, table.num_rows, PART))
-    return [
-        hashlib.sha256(text.encode()).hexdigest()[:16]
-        for part in parts
-        for text in _objects(names, [column.combine_chunks() for column in part.columns])
-    ]
+    columns = zip(table.column_names, table.columns, strict=True)
+    names = sorted(name for name, column in columns if name != DIGEST and column.null_count < table.num_rows)
+    found = []
+    for start in range(0, table.num_rows, PART):
+        part = table.select(names).slice(start, PART)
+        pieces: list[list[_Texts]] = [[]]
+        combinations = 1
+        for name, column in zip(names, part.columns, strict=True):
+            entries = _entries(name, column.combine_chunks())
+            combinations *= len(entries.words)
+            if combinations > part.num_rows:
+                combinations = len(entries.words)
+                pieces.append([])
+            pieces[-1].append(entries)
+        rows = zip(*(_joined(piece).each() for piece in pieces if piece), strict=True)
+        found += [hashlib.sha256(f"{{{''.join(row)[1:]}}}".encode()).hexdigest()[:16] for row in rows]
+    return found
 
 
 def damaged(table: pa.Table) -> list[int]:
@@ -41,49 +65,66 @@ def damaged(table: pa.Table) -> list[int]:
     return [i for i, made, written in found if made != written]
 
 
-def _texts(values: pa.Array) -> list[str]:
+def _texts(values: pa.Array) -> _Texts:
     """Each value as JSON."""
-    if not len(values):
-        return []
     kind = values.type
     if pa.types.is_map(kind):
-        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
-        both = (_texts(each.slice(first, last - first)) for each in (values.keys, values.items))
-        return _lists(values, [f"[{key},{item}]" for key, item in zip(*both, strict=True)])
+        parts = (_after_comma(_texts(_inside(values, part))) for part in (values.keys, values.items))
+        return _lists(values, _list([*parts]))
     if pa.types.is_list(kind):
-        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
-        return _lists(values, _texts(values.values.slice(first, last - first)))
+        return _lists(values, _texts(_inside(values, values.values)))
     if pa.types.is_struct(kind):
-        order = sorted(range(kind.num_fields), key=lambda i: kind.field(i).name)
-        fields = values.flatten()
-        objects = _objects([kind.field(i).name for i in order], [fields[i] for i in order])
-        return [text if there else NULL for text, there in zip(objects, values.is_valid().to_pylist(), strict=True)]
-    if pa.types.is_string(kind):
-        encoded = values.dictionary_encode()
-        written = [*_written(encoded.dictionary), NULL]
-        return [written[place] for place in encoded.indices.fill_null(-1).to_pylist()]
-    return _written(values)
+        fields = sorted(zip((field.name for field in kind), values.flatten(), strict=True), key=lambda field: field[0])
+        found = _joined([_entries(*field) for field in fields])
+        return _with_nulls(values, found.codes, [f"{{{word[1:]}}}" for word in found.words])
+    encoded = values.dictionary_encode()
+    # a value that has no parts has no line break inside its JSON
+    text = json.dumps(encoded.dictionary.to_pylist(), separators=("\n", ":"), default=str)[1:-1]
+    codes = encoded.indices.fill_null(0) if values.null_count else encoded.indices
+    return _with_nulls(values, codes.to_numpy(), text.split("\n"))
 
 
-def _written(values: pa.Array) -> list[str]:
-    """Each value as JSON, which has no line break inside a value that has no parts."""
-    return json.dumps(values.to_pylist(), separators=("\n", ":"), default=str)[1:-1].split("\n")
+def _with_nulls(values: pa.Array, codes: Places, words: list[str]) -> _Texts:
+    if not values.null_count:
+        return _Texts(codes, words)
+    return _Texts(np.where(values.is_valid().to_numpy(False), codes, len(words)), [*words, NULL])
 
 
-def _objects(names: Sequence[str], columns: Sequence[pa.Array]) -> list[str]:
-    """JSON objects with these keys, in their order, without those that are null."""
-    entries = [_entries(f',"{name}":', column) for name, column in zip(names, columns, strict=True)]
-    return [f"{{{''.join(each)[1:]}}}" for each in zip(*entries, strict=True)]
+def _entries(name: str, values: pa.Array) -> _Texts:
+    """The values in a JSON object, each after a comma; nothing for a null."""
+    codes, words = _texts(values)
+    return _Texts(codes, [f',"{name}":{word}' if word != NULL else "" for word in words])
 
 
-def _entries(key: str, values: pa.Array) -> list[str]:
-    """The key before each value, and nothing for a null."""
-    texts = _texts(values)
-    return [key + text if text != NULL else "" for text in texts] if NULL in texts else [key + text for text in texts]
+def _joined(parts: Sequence[_Texts]) -> _Texts:
+    """The texts of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    codes, firsts = alike_codes([part.codes for part in parts])
+    columns = (_Texts(part.codes[firsts], part.words).each() for part in parts)
+    return _Texts(codes, ["".join(each) for each in zip(*columns, strict=True)])
 
 
-def _lists(values: pa.ListArray | pa.MapArray, texts: Sequence[str]) -> list[str]:
-    """JSON lists of the entries that `values` has, of which `texts` are all."""
-    ends = values.offsets.to_pylist()
-    spans = zip(ends, ends[1:], values.is_valid().to_pylist(), strict=False)
-    return [f"[{','.join(texts[a - ends[0] : b - ends[0]])}]" if there else NULL for a, b, there in spans]
+def _after_comma(texts: _Texts) -> _Texts:
+    return _Texts(texts.codes, [f",{word}" for word in texts.words])
+
+
+def _list(entries: Sequence[_Texts]) -> _Texts:
+    """JSON lists whose n-th entries, each after a comma, are the n-th of `entries`."""
+    codes, words = _joined(entries)
+    return _Texts(codes, [f"[{word[1:]}]" for word in words])
+
+
+def _lists(values: pa.ListArray | pa.MapArray, entries: _Texts) -> _Texts:
+    codes, words, entries = np.zeros(len(values), np.int64), ["[]"], _after_comma(entries)
+    for places, of_entries in by_length(values):
+        found = _list([_Texts(entries.codes[each], entries.words) for each in of_entries.T])
+        codes[places] = found.codes + len(words)
+        words += found.words
+    return _with_nulls(values, codes, words)
+
+
+def _inside(values: pa.ListArray | pa.MapArray, entries: pa.Array) -> pa.Array:
+    """Of the entries of a whole column those of this slice of it."""
+    first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
+    return entries.slice(first, last - first)

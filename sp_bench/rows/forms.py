@@ -11,27 +11,28 @@ from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import has_times
 from sp_bench.config.workload import AUTO, COMPARED
+from sp_bench.rows.arrays import alike
 from sp_bench.rows.names import cell_id, config_leaves
 from sp_bench.rows.schema import COLUMNS, SCHEMA_VERSION, Column
 
 _REQUIRED = tuple(column for column in COLUMNS if column.required and column.name != "environment")  # not a result
-PART = 2000  # rows that are Python objects at once
 # Options that no trial lacks: all that a table says of a cell begins with them.
 _OF_ALL = ("method", "workload", "pass_kind", "dtype", "sp_size", "dp_replicate_size", "dp_shard_size")
 _OF_LENGTHS = ("kernel", "model", "causal", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim")
 _PER = tuple((column.name, column.per) for column in COLUMNS if column.per)
-_OF_CONFIG = tuple((option.path, option.column) for option in OPTIONS if option.column)
+_OF_CONFIG = {option.path: option.column for option in OPTIONS if option.column}
 # All values that the rules of a row's form read.
 _OF_FORM = ("config", "schema_version", "status", "workload", "pass_kind", "evidence", "world_size", "timed_steps")
-_OF_FORM = tuple(dict.fromkeys([*_OF_FORM, *_OF_ALL, *_OF_LENGTHS, *(column for _, column in _OF_CONFIG)]))
+_OF_FORM = tuple(dict.fromkeys([*_OF_FORM, *_OF_ALL, *_OF_LENGTHS, *_OF_CONFIG.values()]))
 
 
 class _Config:
     """What a config, given by dotted name, asks for. Replicates share theirs."""
 
     def __init__(self, leaves: Mapping[str, Any]) -> None:
-        asked = ((path, column, leaves.get(path)) for path, column in _OF_CONFIG)
-        self.asked = [each for each in asked if each[2] not in (None, AUTO)]  # auto: the column has what came of it
+        given = ((path, value) for path, value in leaves.items() if path in _OF_CONFIG)
+        # auto: the column has what came of it
+        self.asked = [(path, _OF_CONFIG[path], value) for path, value in given if value not in (None, AUTO)]
         self.fits = bool(leaves.get("workload.fit"))
         self.is_timed = has_times(self.fits, leaves.get("hardware.ranks_per_gpu") or 1)
         self.timed_steps, self.warmup_steps = leaves.get("workload.timed_steps"), leaves.get("workload.warmup_steps", 0)
@@ -70,7 +71,9 @@ def forms(table: pa.Table) -> list[Form]:
     configs = {text: _Config(config_leaves(text)) for text in table["config"].unique().to_pylist()}
     lists = [name for name, _ in _PER if table[name].null_count < table.num_rows]
     required = [column for column in _REQUIRED if table[column.name].null_count]
-    known: dict[tuple[Any, ...], Form] = {}
+    columns = [table[name] for name in _OF_FORM]
+    columns += [compute.call_function("list_value_length", [table[name]]) for name in lists]
+    columns += [table[column.name].is_null() for column in required]
 
     def form(key: tuple[Any, ...]) -> Form:
         values, entries = dict(zip(_OF_FORM, key, strict=False)), iter(key[len(_OF_FORM) :])
@@ -78,17 +81,9 @@ def forms(table: pa.Table) -> list[Form]:
         absent = {column.name: next(entries) for column in required}
         return Form(values, configs[values["config"]], lengths, absent, required)
 
-    found = []
-    for start in range(0, table.num_rows, PART):
-        part = table.slice(start, PART)
-        columns = [part[name] for name in _OF_FORM]
-        columns += [compute.call_function("list_value_length", [part[name]]) for name in lists]
-        columns += [part[column.name].is_null() for column in required]
-        for key in zip(*(column.to_pylist() for column in columns), strict=True):
-            if key not in known:
-                known[key] = form(key)
-            found.append(known[key])
-    return found
+    groups, firsts = alike(columns)
+    known = [form(key) for key in zip(*(column.take(firsts).to_pylist() for column in columns), strict=True)]
+    return [known[group] for group in groups.tolist()]
 
 
 def first_of(breaches: Iterator[str]) -> str | None:

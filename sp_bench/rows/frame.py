@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 import pyarrow as pa
 
 from sp_bench.config.options import OPTIONS
 from sp_bench.rows import consistency
+from sp_bench.rows.arrays import alike
 from sp_bench.rows.names import option_values
 
 TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -42,11 +43,10 @@ def load(folders: Sequence[str | Path]) -> pd.DataFrame:
 
 def _with_options(table: pa.Table) -> pa.Table:
     """The table with a column for each of OF_CONFIG, from the rows' configs; null if a workload has no such option."""
-    asked = [*dict.fromkeys([option.column for option in OPTIONS if option.column] + ["config", "implementation"])]
-    known: dict[tuple[Any, ...], int] = {}  # replicates share theirs
-    places = [known.setdefault(row, len(known)) for row in zip(*(table[n].to_pylist() for n in asked), strict=True)]
-    values = [option_values(dict(zip(asked, row, strict=True))) for row in known]
+    asked = table.select(["config", "workload", "implementation"])
+    groups, firsts = alike(asked.columns)  # replicates share theirs
+    values = [option_values(row, OF_CONFIG) for row in asked.take(firsts).to_pylist()]
     for option in OF_CONFIG:
         of_known = pa.array([each[option.path] for each in values], TYPES[option.type])
-        table = table.append_column(option.name, of_known.take(pa.array(places, pa.int64())))
+        table = table.append_column(option.name, of_known.take(pa.array(groups)))
     return table

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sp_bench.config.options import BY_PATH, OPTIONS, as_overridden
+from sp_bench.config.options import BY_PATH, OPTIONS, Option, as_overridden
 from sp_bench.config.parsing import dotted
 from sp_bench.config.trial import TrialConfig
 
@@ -37,15 +37,15 @@ def config_values(config: TrialConfig) -> dict[str, Any]:
     return dotted({path: BY_PATH[path].old_rows if value is None else value for path, value in values.items()})
 
 
-def option_values(row: Values) -> dict[str, Any]:
-    """What a row says was asked for: the value of each option by its path, and whatever else its config has.
+def option_values(row: Values, options: Sequence[Option] = OPTIONS) -> dict[str, Any]:
+    """What a row says was asked for: the value of each of these options by its path, and whatever else its config has.
 
     The column wins over the config, which has what older rows have no column for. For options that came later the
     config wins, because reading filled their column.
     """
     leaves = config_leaves(row["config"])
     values = {name: value for name, value in leaves.items() if name not in BY_PATH}
-    for option in OPTIONS:
+    for option in options:
         if not option.of or row["workload"] in option.of:
             given = leaves.get(option.path)
             if given is None and option.name == "name":

@@ -6,13 +6,16 @@ A row's columns are joined here and nowhere else.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sp_bench.config.options import BY_COLUMN, OPTIONS, canonical
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import AUTO
+from sp_bench.rows.arrays import Arrays, alike
 from sp_bench.rows.names import config_leaves
 
 MEASURED = "measured"  # the evidence of old rows
@@ -127,7 +130,8 @@ def as_written_today(table: pa.Table) -> pa.Table:
         table = _with_window_rate(table)
     if not set(_OF_OLD_ROWS) <= set(table.column_names):
         return table
-    known = {name: table[name].to_pylist() for name in _OF_OLD_ROWS}
+    groups, firsts = alike([table[name] for name in _OF_OLD_ROWS])  # replicates share what is said here
+    known = {name: table[name].take(firsts).to_pylist() for name in _OF_OLD_ROWS}
     for i, primitive in enumerate(known["primitive"]):
         if primitive and primitive.endswith(BY_COPY_ENGINES):
             known["primitive"][i] = primitive.removesuffix(BY_COPY_ENGINES)
@@ -135,27 +139,26 @@ def as_written_today(table: pa.Table) -> pa.Table:
     known["evidence"] = [evidence or MEASURED for evidence in known["evidence"]]
     for i, core_id in enumerate(known["core_id"]):
         known["core_id"][i] = core_id or known["env_id"][i]
-    leaves = {text: config_leaves(text) for text in set(known["config"])}  # replicates share theirs
+    leaves = cache(config_leaves)
     for name, option in _LATER.items():
         for i, workload in enumerate(known["workload"]):
             if known[name][i] is None and (not option.of or workload in option.of):
-                in_config = leaves[known["config"][i]].get(option.path)
+                in_config = leaves(known["config"][i]).get(option.path)
                 known[name][i] = option.old_rows if in_config is None else in_config
-    for name, values in known.items():
-        table = _replaced(table, name, values)
+    for name in (*_LATER, "primitive", "core_id", "evidence"):
+        table = _replaced(table, name, pa.array(known[name], table.schema.field(name).type).take(pa.array(groups)))
     return table
 
 
 def _with_window_rate(table: pa.Table) -> pa.Table:
-    rates = table["window_tokens_per_s"].to_pylist()
-    samples = zip(*(table[name].to_pylist() for name in _OF_WINDOW), strict=True)
-    for i, (tokens_per_s, median_ms, timed_steps, window_ms) in enumerate(samples):
-        if rates[i] is None and None not in (tokens_per_s, median_ms, timed_steps) and window_ms and all(window_ms):
-            rates[i] = tokens_per_s * median_ms * timed_steps / max(window_ms)
-    return _replaced(table, "window_tokens_per_s", rates)
+    rows = Arrays(table)
+    longest, shortest = (rows.of_lists("window_ms", reduce) for reduce in (np.max, np.min))
+    tokens = rows.numbers("tokens_per_s") * rows.numbers("median_step_ms") * rows.numbers("timed_steps")
+    absent = ~rows.has("window_tokens_per_s") & (shortest != 0) & ~np.isnan(tokens / longest)
+    rates = np.where(absent, tokens / longest, rows.numbers("window_tokens_per_s"))
+    return _replaced(table, "window_tokens_per_s", pa.array(rates, mask=~absent & ~rows.has("window_tokens_per_s")))
 
 
-def _replaced(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
+def _replaced(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     place = table.schema.get_field_index(name)
-    column = table.schema.field(place)
-    return table.set_column(place, column, pa.array(values, column.type))
+    return table.set_column(place, table.schema.field(place), values)
