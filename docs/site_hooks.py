@@ -1,6 +1,7 @@
 """What mkdocs calls when it builds the site: pages that are made, and links to files that are beside docs/."""
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from mkdocs.structure.files import File, Files
 from sp_bench.config.options import OPTIONS
 from sp_bench.report import explorer
 from sp_bench.report.templates import Rows, rendered
+from sp_bench.rows.schema import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 BUILT = ("RESULTS.md", "CAMPAIGNS.md")
@@ -17,11 +19,12 @@ OUTSIDE = re.compile(r"\[([^\]\n]*(?:\n[^\]\n]+)*)\]\((?!https?:|#)([^)#\s]+)(#[
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """README.md is the first page, and the declarations of the options are a page. Pages that are not committed are
-    made from the rows, unless they were written. The explorer is a file of its own."""
+    """README.md is the first page, and the declarations of options and of columns are pages. Pages that are not
+    committed are made from the rows, unless they were written. The explorer is a file of its own."""
     readme = (ROOT / "README.md").read_text("utf-8").replace("](docs/", "](").replace('src="docs/', 'src="')
     files.append(File.generated(config, "index.md", content=readme))
-    files.append(File.generated(config, "OPTIONS.md", content=options()))
+    for name, content in DECLARED.items():
+        files.append(File.generated(config, name, content=content()))
     campaigns = sorted(path for path in (ROOT / "results").iterdir() if path.is_dir())
     files.append(File.generated(config, EXPLORER, content=explorer.page(campaigns)[0]))
     rows = Rows(campaigns)
@@ -36,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def named(link: re.Match[str]) -> str:
         text, target = link[1], link[2]
-        if target in ("OPTIONS.md", *BUILT) or ((ROOT / "docs" / target).exists() and ".." not in target):
+        if target in (*DECLARED, *BUILT) or ((ROOT / "docs" / target).exists() and ".." not in target):
             return link[0]  # a page or a figure
         base = ROOT if page.file.src_uri == "index.md" else ROOT / "docs"
         if not (base / target).exists():
@@ -48,21 +51,26 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def options() -> str:
-    """A table of all options, in the words of their declarations."""
-    lines = [
-        "# Options",
-        "What a trial is, as `sp_bench/config/` declares it. On the command line: `path=value`.\n",
-        "| path | type | meaning | unit | column | workloads |",
-        "|---|---|---|---|---|---|",
-    ]
-    for each in OPTIONS:
-        cells = (
-            f"`{each.path}`",
-            each.type.__name__,
-            each.doc,
-            each.unit,
-            each.column or "",
-            ", ".join(each.of) or "all",
-        )
-        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
-    return "\n".join(lines) + "\n"
+    """All options, in the words of their declarations."""
+    lines = [(f"`{o.path}`", o.type.__name__, o.doc, o.unit, o.column or "", ", ".join(o.of) or "all") for o in OPTIONS]
+    text = "What a trial is, as `sp_bench/config/` declares it. On the command line: `path=value`."
+    return table("Options", text, ("path", "type", "meaning", "unit", "column", "workloads"), lines)
+
+
+def columns() -> str:
+    """All columns of a row, in the words of their declarations."""
+    lines = [(f"`{c.name}`", c.doc, c.unit, c.per or "", c.source) for c in COLUMNS]
+    text = (
+        "What a row holds, as `sp_bench/rows/schema.py` declares it. Per: a list with one entry for each. From: the "
+        "driver; what was asked for; what the ranks measured; or derived from it. [Metrics](METRICS.md) says how."
+    )
+    return table("Columns", text, ("column", "meaning", "unit", "per", "from"), lines)
+
+
+def table(title: str, text: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A page with one table."""
+    body = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines]
+    return "\n".join([f"# {title}", f"{text}\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *body]) + "\n"
+
+
+DECLARED = {"OPTIONS.md": options, "COLUMNS.md": columns}
