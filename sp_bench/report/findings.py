@@ -16,7 +16,8 @@ from sp_bench.analysis.scaling import Scaling, Scalings, scalings
 from sp_bench.analysis.settings import APART, Difference, Place, Setting, is_baseline
 from sp_bench.analysis.signs import RIVALS, Count, counts
 from sp_bench.formats import counted, gib, number
-from sp_bench.report.cards import compared, statuses, verdict
+from sp_bench.report.cards import compared, verdict
+from sp_bench.report.caveats import statuses
 from sp_bench.report.page.appendix import device, parity
 from sp_bench.report.published import beside
 from sp_bench.report.setting_tables import Line, tables
