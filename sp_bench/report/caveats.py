@@ -9,9 +9,7 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
 from sp_bench.analysis.losses import sentences as first_losses
 from sp_bench.analysis.provenance import mixing
-from sp_bench.analysis.settings import (
-    Setting,
-)
+from sp_bench.analysis.settings import Setting
 from sp_bench.analysis.signs import counts
 from sp_bench.analysis.words import listed_words
 from sp_bench.costs.slow_devices import slow_devices

@@ -64,10 +64,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
 
 def _evidence_of(cells: Callable[[Any], Sequence[Cell]]) -> tuple[Column[Any], Column[Any]]:
     """The last columns of most sections."""
-    return (
-        Column("evidence", lambda of: _evidence(cells(of))),
-        Column("campaigns", lambda of: _among(cells(of))),
-    )
+    return (Column("evidence", lambda of: _evidence(cells(of))), Column("campaigns", lambda of: _among(cells(of))))
 
 
 @dataclass(frozen=True)
@@ -202,10 +199,7 @@ def _of_tries(limit: Limit) -> str:
     return ", ".join([*fit_only, f"tries: {tries(limit)}", *_code(limit.cells)])
 
 
-BYTES: tuple[Column[tuple[str, str]], ...] = (
-    Column("what", lambda of: of[0]),
-    Column("campaigns", lambda of: of[1]),
-)
+BYTES: tuple[Column[tuple[str, str]], ...] = (Column("what", lambda of: of[0]), Column("campaigns", lambda of: of[1]))
 
 
 def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
