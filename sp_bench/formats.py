@@ -97,3 +97,8 @@ def without_escapes(text: str) -> str:
 def escape_markdown(text: str) -> str:
     """Text on one line, with all marks of Markdown, its tables and HTML escaped."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
+
+
+def capital(text: str) -> str:
+    """The text with its first letter as a capital."""
+    return text[:1].upper() + text[1:]

@@ -39,14 +39,7 @@ def answer(
         variables = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
     given = stdin.encode(errors="surrogateescape")  # a path may have bytes that are no text
     try:
-        done = subprocess.run(
-            command,
-            input=given,
-            capture_output=True,
-            timeout=limit_s,
-            env=variables,
-            check=False,
-        )
+        done = subprocess.run(command, input=given, capture_output=True, timeout=limit_s, env=variables, check=False)
     except FileNotFoundError:
         raise NoAnswer(f"there is no {program} on this machine") from None
     except subprocess.TimeoutExpired:

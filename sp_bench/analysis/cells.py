@@ -386,8 +386,7 @@ def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:
     on_several = are_several(row["device_set"] for row in measured) or len({row["folder"] for row in measured}) > 1
     ran = [row for row in rows if row["status"] == "ok"]  # those of `workload.fit` too, which have no time
     memory_column = next(
-        (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in ran)),
-        None,
+        (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in ran)), None
     )
     mfu_ms, hfu_ms = _per_step(measured, "mfu"), _per_step(measured, "hfu")
     tokens_ms, flops_ms = _per_step(measured, "tokens_per_s"), _per_step(measured, "attention_flops_per_s")

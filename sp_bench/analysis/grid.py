@@ -10,17 +10,7 @@ from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.grades import A, B, C
 from sp_bench.analysis.pattern_bytes import kind
-from sp_bench.analysis.settings import (
-    AHEAD,
-    CLOSE,
-    QUESTION,
-    TIE,
-    UNDECIDED,
-    UNPROVEN,
-    Difference,
-    Place,
-    Setting,
-)
+from sp_bench.analysis.settings import AHEAD, CLOSE, QUESTION, TIE, UNDECIDED, UNPROVEN, Difference, Place, Setting
 from sp_bench.config.conf_files import num_layers
 from sp_bench.config.machine import NO_DELAY
 from sp_bench.config.workload import TRAINING

@@ -18,16 +18,7 @@ from sp_bench.analysis.held import SMALLEST_SIGN
 from sp_bench.analysis.limits import Limit, limits
 from sp_bench.analysis.over_depth import at_full_depth
 from sp_bench.analysis.pattern_bytes import kind
-from sp_bench.analysis.ratios import (
-    PairedRatio,
-    by_speed,
-    fastest,
-    paired_ratio,
-    pairs,
-    ranked,
-    ratio_of_pairs,
-    times,
-)
+from sp_bench.analysis.ratios import PairedRatio, by_speed, fastest, paired_ratio, pairs, ranked, ratio_of_pairs, times
 from sp_bench.analysis.time_parts import kernels_alone
 from sp_bench.config.workload import COMPARED
 from sp_bench.formats import MISSING

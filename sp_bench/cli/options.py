@@ -23,8 +23,7 @@ FailOn = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
 
 Price = Annotated[
-    float | None,
-    typer.Option(callback=require_price, help="Of a GPU-hour, in any currency: show what it costs"),
+    float | None, typer.Option(callback=require_price, help="Of a GPU-hour, in any currency: show what it costs")
 ]
 
 ConfigDir = Annotated[

@@ -35,8 +35,7 @@ def report(
         Path | None, typer.Option(help="Folder of the report; default: _work/report of the first campaign")
     ] = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIGURE", help="This figure and no page; a wrong name lists them all"),
+        list[str] | None, typer.Option(metavar="FIGURE", help="This figure and no page; a wrong name lists them all")
     ] = None,
     line: Annotated[
         list[str] | None,

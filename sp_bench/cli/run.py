@@ -15,8 +15,7 @@ from sp_bench.config.parsing import ConfigError
 NoReport = Annotated[bool, typer.Option("--no-report", help="Do not draw the report anew, which takes seconds")]
 
 LogTo = Annotated[
-    str | None,
-    typer.Option(metavar="LOGGER", help="Also log each committed row to wandb, mlflow or tensorboard"),
+    str | None, typer.Option(metavar="LOGGER", help="Also log each committed row to wandb, mlflow or tensorboard")
 ]
 
 Pack = Annotated[

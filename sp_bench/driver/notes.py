@@ -187,11 +187,7 @@ def _device_time(
     known = device_time.measured(_rows(Path(settings.results_root))) if asks else {}
     times = (
         device_time.trial_time(
-            trial.config,
-            machine.device_name,
-            relies=proven.is_likely(trial, settings.proof),
-            first=first,
-            known=known,
+            trial.config, machine.device_name, relies=proven.is_likely(trial, settings.proof), first=first, known=known
         )
         for trial, first in zip(runnable, device_time.firsts(trial.config for trial in runnable), strict=True)
     )

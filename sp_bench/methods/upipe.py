@@ -60,10 +60,6 @@ def open(
     group = mesh.get_group("ulysses")
     num_stages = _num_stages(method, shape, group.size())
     stages = HeadChunks(
-        of_shape(kernel, shape),
-        transport(method.exchange, group),
-        shape.causal,
-        shape.head_dim**-0.5,
-        num_stages,
+        of_shape(kernel, shape), transport(method.exchange, group), shape.causal, shape.head_dim**-0.5, num_stages
     )
     yield SequenceParallelAttention(layout(method, group.size()), staged(stages))

@@ -9,13 +9,7 @@ from sp_bench.analysis import words
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, cost_text, counted, number, text_table, whole
 from sp_bench.predict.candidates import ALWAYS, Candidate, Cluster, campaigns, is_over_all, preferred
-from sp_bench.predict.projection import (
-    Basis,
-    Fit,
-    has_several_lengths,
-    in_words,
-    step_options,
-)
+from sp_bench.predict.projection import Basis, Fit, has_several_lengths, in_words, step_options
 
 ASSUMPTIONS = (
     "Each group of P GPUs trains on one sequence of its own, and all GPUs share the parameters (fsdp2). Ulysses groups "

@@ -7,11 +7,7 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.formats import GIB, counted, whole
 from sp_bench.predict.advice import span
 from sp_bench.predict.candidates import able_methods, campaigns, require_kernel
-from sp_bench.predict.projection import (
-    Fit,
-    Links,
-    attention_work,
-)
+from sp_bench.predict.projection import Fit, Links, attention_work
 
 MAP_RANKS = (2, 4, 8, 16, 32, 64)
 MAP_TOKENS = (8192, 32768, 131072)  # a GPU

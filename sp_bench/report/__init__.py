@@ -20,7 +20,8 @@ from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.formats import counted
 from sp_bench.report import folder, packed_gate, table
 from sp_bench.report.anonymous import anonymous
-from sp_bench.report.cards import cards, caveats, missing, statuses
+from sp_bench.report.cards import cards
+from sp_bench.report.caveats import caveats, missing, statuses
 from sp_bench.report.figures import NAMES as NAMES
 from sp_bench.report.figures import VENUES as VENUES
 from sp_bench.report.figures import draw as draw

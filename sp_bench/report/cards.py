@@ -1,19 +1,15 @@
 """The first screen in words. A card says which method is faster in a setting, by how much, when memory runs out and how
-many bytes it sends. Caveats follow, a line each."""
+many bytes it sends. The caveats below are in caveats.py."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from sp_bench.analysis import metrics, words
 from sp_bench.analysis.cells import Cell, narrowed
-from sp_bench.analysis.device_sets import several
 from sp_bench.analysis.grades import Grade
 from sp_bench.analysis.ladder import Ladder, covered, ladders
 from sp_bench.analysis.longest import ends
-from sp_bench.analysis.losses import sentences as first_losses
-from sp_bench.analysis.provenance import mixing
 from sp_bench.analysis.ratios import pairs, ranked, ratio_of_pairs
 from sp_bench.analysis.rivals import counterparts
 from sp_bench.analysis.settings import (
@@ -30,13 +26,9 @@ from sp_bench.analysis.settings import (
     Setting,
     leader,
 )
-from sp_bench.analysis.signs import counts
 from sp_bench.analysis.words import listed_words, method, the_method
-from sp_bench.costs.slow_devices import slow_devices
-from sp_bench.formats import MISSING, counted, gib, number, thousands, whole
-from sp_bench.rows import git
+from sp_bench.formats import MISSING, capital, counted, gib, number, thousands, whole
 
-MAX_COUNTS = 3
 WITHOUT = "by medians, without intervals"
 FIT_ONLY = "Only the fit of a step was tested."
 WAITING = "Nothing is compared: one real rank ran, and it waits for the host."
@@ -230,7 +222,7 @@ def _verdict(first: Cell, differences: Sequence[Difference], called: Callable[[C
         sentences.append(f"{called(each.fast)} is {_with_doubt(f'{each.words} as fast as {name}', each)}")
     if APART in of:
         sentences.append(f"Not compared with it, since no replicates pair: {names(APART)}")
-    return " ".join(f"{_capital(sentence)}." for sentence in sentences)
+    return " ".join(f"{capital(sentence)}." for sentence in sentences)
 
 
 def _undecided(difference: Difference, called: Callable[[Cell], str]) -> str:
@@ -257,14 +249,14 @@ def _of_the_others(place: Place) -> str:
     asked = [cell for cell in place.others if cell.asked["method"] in QUESTION]
     if len(asked) < 2 or (difference := Difference(asked[0], asked[1], place.smallest).turned).outcome != AHEAD:
         return ""
-    return f" {_capital(the_method(difference.fast))} is {difference.words} as fast as {the_method(difference.slow)}."
+    return f" {capital(the_method(difference.fast))} is {difference.words} as fast as {the_method(difference.slow)}."
 
 
 def compared(setting: Setting, place: Place) -> str:
     """The numbers of the leader and its rival, with their names if the place has more than two methods."""
     shown = numbers(setting, [cell for cell in (place.leader, place.rival) if cell])
     if place.rival and len(place.contenders) > 2:
-        return f"{_capital(method(place.leader))} against {method(place.rival)}: {shown}"
+        return f"{capital(method(place.leader))} against {method(place.rival)}: {shown}"
     return shown
 
 
@@ -365,7 +357,7 @@ def _library(their: Cell, ours: Cell, smallest: float) -> str:
 def _outcome(place: Place) -> str:
     """The answer at another place in a few words. Places with equal answers share a line."""
     difference = place.difference
-    names = _capital(listed_words([method(cell) for cell in (place.leader, place.rival) if cell]))
+    names = capital(listed_words([method(cell) for cell in (place.leader, place.rival) if cell]))
     if difference is None or difference.ratio is None:
         return f"{names}, never side by side"
     if difference.outcome == TIE:
@@ -373,7 +365,7 @@ def _outcome(place: Place) -> str:
     if difference.outcome == CLOSE:
         return f"{names} {difference.doubt}"
     doubt = f", {difference.doubt}" if difference.doubt else ""
-    return f"{_capital(method(difference.fast))} ahead of {the_method(difference.slow)}{doubt}"
+    return f"{capital(method(difference.fast))} ahead of {the_method(difference.slow)}{doubt}"
 
 
 def _apart(place: Place, main: Place) -> str:
@@ -395,129 +387,6 @@ def _apart(place: Place, main: Place) -> str:
     return f"{', '.join(parts)}{ratio}"
 
 
-def caveats(cells: Sequence[Cell], settings: Sequence[Setting], plan: Sequence[str]) -> list[str]:
-    """Lines on what ran, on which machines, and what is in doubt. plan: lines on which planned trials ran."""
-    measured = [cell for cell in cells if cell.ok]
-    lines = [f"{count.where}: {count.words}." for count in counts(settings)[:MAX_COUNTS]]
-    slow = [f"{_capital(line)}." for line in slow_devices(row for cell in measured for row in cell.measured)]
-    lines += [*plan, *_machines(cells), *slow, *_replicates(measured), *_flags(measured), *_bytes(measured)]
-    lines += [*first_losses(cells), *_unsampled(measured), *_one_rank(measured), *_code(cells)]
-    if mixed := mixing(cells):
-        lines.append(_capital(mixed) + ".")
-    if any(cell.options.get("isolation") == "group" for cell in measured):
-        lines.append("Trials share warm processes (isolation=group).")
-    if any(cell.processor != "GPU" for cell in measured):
-        lines.append("CPU timings show that the path works: compare them with nothing.")
-    return lines
-
-
-def statuses(cells: Sequence[Cell]) -> str:
-    """75 trials: 74 ok, 1 oom."""
-    found = Counter(str(row["status"]) for cell in cells for row in cell.rows)
-    ordered = sorted(found.items(), key=lambda item: (item[0] != "ok", -item[1]))
-    return f"{counted(found.total(), 'trial')}: {', '.join(f'{n:,} {status}' for status, n in ordered)}."
-
-
-def missing(cells: Sequence[Cell], planned: Mapping[str, str] | None) -> str:
-    """5 of 10 planned trials are missing: the ring (5). planned: trial_id -> method; None without a plan."""
-    if planned is None:
-        return "Plan unknown, so missing trials are unknown."
-    done = {row["trial_id"] for cell in cells for row in cell.rows}
-    left = Counter(method for trial_id, method in planned.items() if trial_id not in done)
-    if not left:
-        return "No planned trial is missing."
-    most_first = sorted(left.items(), key=lambda each: (-each[1], each[0]))
-    names = listed_words([f"{words.METHODS.get(name, name)} ({n:,})" for name, n in most_first])
-    are = "is" if left.total() == 1 else "are"
-    return f"{left.total():,} of {counted(len(planned), 'planned trial')} {are} missing: {names}."
-
-
-def _machines(cells: Sequence[Cell]) -> list[str]:
-    sets = several(number for cell in cells for number in cell.ran_on)
-    if not sets:
-        return []
-    spread = machine_spread(cells)
-    if spread is None:
-        return [f"Ran on {sets}. Compare within one machine."]
-    apart, num_cells, num_alike = spread
-    differ = "differs" if num_cells == 1 else "differ"
-    return [
-        f"Ran on {sets}; {counted(num_cells, 'equal cell')} {differ} by {apart:.1%} between them (the median of their "
-        f"largest differences), and {num_alike} of them had the same code and libraries on several. Compare within one "
-        "machine."
-    ]
-
-
-def machine_spread(cells: Sequence[Cell]) -> tuple[float, int, int] | None:
-    """How much medians of equal cells on separate devices differ, relative to the smallest: the median over cells. Then
-    the number of such cells, and of those that ran with one core_id on several. None without such cells."""
-    found: dict[object, dict[int, list[float]]] = {}
-    of_code: dict[object, dict[str, set[int]]] = {}
-    for cell in (each for each in cells if each.is_of_a_length):
-        options = cell.but()
-        for key, row in cell.launches.items():
-            if (where := row["device_set"]) is not None:
-                found.setdefault(options, {}).setdefault(where, []).append(cell.step_ms[key])
-                of_code.setdefault(options, {}).setdefault(str(row["core_id"]), set()).add(where)
-    middles = {options: [median(ms) for ms in sets.values()] for options, sets in found.items() if len(sets) > 1}
-    if not middles:
-        return None
-    alike = sum(any(len(sets) > 1 for sets in of_code[options].values()) for options in middles)
-    return median(max(each) / min(each) - 1 for each in middles.values()), len(middles), alike
-
-
-def _replicates(measured: Sequence[Cell]) -> list[str]:
-    few = [cell for cell in measured if cell.is_of_a_length and cell.interval_ms is None]
-    total = sum(cell.is_of_a_length for cell in measured)
-    if not few:
-        return []
-    have = "has" if len(few) == 1 else "have"
-    return [
-        f"{len(few)} of {counted(total, 'cell')} {have} no interval: fewer than 6 replicates, or of "
-        "several campaigns or machines."
-    ]
-
-
-def _flags(measured: Sequence[Cell]) -> list[str]:
-    rows = Counter(flag for cell in measured for flag in cell.flags)
-    doubts = [f"{words.FLAGS.get(flag, flag)} ({n})" for flag, n in rows.most_common()]
-    messages = sum(not cell.is_of_a_length for cell in measured)
-    among = f", {messages} of which are messages alone" if messages else ""
-    return [f"Doubts, of {counted(len(measured), 'cell')}{among}: {'; '.join(doubts)}."] if doubts else []
-
-
-def _bytes(measured: Sequence[Cell]) -> list[str]:
-    sums = [cell for cell in measured if cell.communication.equal is not None and cell.communication.predicted_bytes]
-    different = [cell for cell in sums if not cell.communication.equal]
-    if not sums:
-        return []
-    if different:
-        return [f"Counted bytes differ from the closed form in {len(different)} of {counted(len(sums), 'cell')}."]
-    every = "all " if len(sums) > 1 else ""
-    return [f"Counted bytes equal the closed form in {every}{counted(len(sums), 'cell')} that send."]
-
-
-def _unsampled(measured: Sequence[Cell]) -> list[str]:
-    number = sum(cell.num_unsampled for cell in measured)
-    return [f"Gradients were not checked at the timed length in {counted(number, 'older row')}."] if number else []
-
-
-def _one_rank(measured: Sequence[Cell]) -> list[str]:
-    number = sum(not cell.all_ranks_were_there for cell in measured)
-    proven = "Other rows prove their methods: each row names one (proof)."
-    return [f"{counted(number, 'cell')} of one real rank, with modelled messages. {proven}"] if number else []
-
-
-def _code(cells: Sequence[Cell]) -> list[str]:
-    rows = [row for cell in cells for row in cell.rows]
-    shas = sorted({git.short(row["git_sha"]) for row in rows if isinstance(row["git_sha"], str)})
-    unknown = sum(not isinstance(row["git_sha"], str) for row in rows)
-    if not shas:
-        return ["The rows have no commit."] if rows else []
-    more = f"; {counted(unknown, 'row')} without a commit" if unknown else ""
-    return [f"Code: {', '.join(shas)}{more}."]
-
-
 def _against(
     cells: Sequence[Cell], read: Callable[[Cell], float | None], shown: Callable[[float], str], unit: str
 ) -> str:
@@ -531,7 +400,3 @@ def _against(
 
 def _sentence(text: str) -> str:
     return f"{text}." if text else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -16,7 +16,8 @@ from sp_bench.analysis.scaling import Scaling, Scalings, scalings
 from sp_bench.analysis.settings import APART, Difference, Place, Setting, is_baseline
 from sp_bench.analysis.signs import RIVALS, Count, counts
 from sp_bench.formats import counted, gib, number
-from sp_bench.report.cards import compared, statuses, verdict
+from sp_bench.report.cards import compared, verdict
+from sp_bench.report.caveats import statuses
 from sp_bench.report.page.appendix import device, parity
 from sp_bench.report.published import beside
 from sp_bench.report.setting_tables import Line, tables
@@ -63,10 +64,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
 
 def _evidence_of(cells: Callable[[Any], Sequence[Cell]]) -> tuple[Column[Any], Column[Any]]:
     """The last columns of most sections."""
-    return (
-        Column("evidence", lambda of: _evidence(cells(of))),
-        Column("campaigns", lambda of: _among(cells(of))),
-    )
+    return (Column("evidence", lambda of: _evidence(cells(of))), Column("campaigns", lambda of: _among(cells(of))))
 
 
 @dataclass(frozen=True)
@@ -201,10 +199,7 @@ def _of_tries(limit: Limit) -> str:
     return ", ".join([*fit_only, f"tries: {tries(limit)}", *_code(limit.cells)])
 
 
-BYTES: tuple[Column[tuple[str, str]], ...] = (
-    Column("what", lambda of: of[0]),
-    Column("campaigns", lambda of: of[1]),
-)
+BYTES: tuple[Column[tuple[str, str]], ...] = (Column("what", lambda of: of[0]), Column("campaigns", lambda of: of[1]))
 
 
 def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:

@@ -11,10 +11,7 @@ from typing import Any
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.rows import git, store
 
-COLUMNS = (
-    *("status", "workload", "primitive", "sp_size", "num_nodes", "fabric", "exchange"),
-    *("curve", "git_sha"),
-)
+COLUMNS = (*("status", "workload", "primitive", "sp_size", "num_nodes", "fabric", "exchange"), *("curve", "git_sha"))
 OPS = {"all_to_all": "all_to_all", "send_recv": "send", "all_gather": "all_gather"}  # primitive of a row -> of a link
 LEAST_GROWTH = 1 / 3  # of a message's time, as a power of its size: what grows less waits for the host
 Curve = dict[float, list[float]]  # bytes -> us of each row

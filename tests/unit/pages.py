@@ -7,7 +7,8 @@ from typing import Any
 from sp_bench.analysis.cells import cells, of_equal_steps
 from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.settings import settings
-from sp_bench.report.cards import card, caveats, statuses
+from sp_bench.report.cards import card
+from sp_bench.report.caveats import caveats, statuses
 from sp_bench.report.figures.style import Drawing
 from sp_bench.report.page import Content, render
 from sp_bench.report.setting_tables import tables

@@ -23,7 +23,8 @@ from sp_bench.analysis.cells import of_equal_steps
 from sp_bench.analysis.selection import select
 from sp_bench.config.options import BY_COLUMN
 from sp_bench.report import packed_gate
-from sp_bench.report.cards import cards, caveats, statuses
+from sp_bench.report.cards import cards
+from sp_bench.report.caveats import caveats, statuses
 from sp_bench.report.figures import FIGURES
 from sp_bench.report.figures.style import Look
 from sp_bench.report.findings import findings

@@ -92,7 +92,7 @@ HAS_A_REASON = {
     *("rows/consistency.py", "rows/forms.py", "api.py"),  # what a row repeats, and what names a place of `ratios`
     "cli/predict.py",  # the group of links, and no option
     "cli/documents.py",  # a page's tables of memory
-    *("report/cards.py", "report/packed_gate.py", "report/published.py", "report/link_file.py"),
+    *("report/cards.py", "report/caveats.py", "report/packed_gate.py", "report/published.py", "report/link_file.py"),
     *(
         "report/figures/steps.py",
         "report/figures/over_ranks.py",

@@ -16,7 +16,8 @@ from sp_bench.analysis.settings import APART, CLOSE, Difference, Place, leader, 
 from sp_bench.analysis.signs import counts, signs
 from sp_bench.analysis.time_parts import attributions, kernels_alone
 from sp_bench.formats import MISSING
-from sp_bench.report.cards import card, machine_spread, verdict
+from sp_bench.report.cards import card, verdict
+from sp_bench.report.caveats import machine_spread
 from sp_bench.report.setting_tables import tables
 
 from .rows import ENVIRONMENT, STARTED_AT, cells_of, commit, row

@@ -8,7 +8,7 @@ from sp_bench.analysis.ratios import PairedRatio
 from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.statistics import Interval
 from sp_bench.costs.flags import flags_of_leftover, flags_of_memory
-from sp_bench.report.cards import caveats
+from sp_bench.report.caveats import caveats
 
 from .rows import row, selection_of
 

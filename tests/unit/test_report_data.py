@@ -25,7 +25,7 @@ from sp_bench.analysis.selection import MIXED, Selection, select
 from sp_bench.analysis.settings import settings as settings_of
 from sp_bench.report import VENUES, Look, Options, build, folder
 from sp_bench.report.anonymous import anonymous
-from sp_bench.report.cards import caveats
+from sp_bench.report.caveats import caveats
 from sp_bench.report.setting_tables import tables
 from sp_bench.rows import store
 

@@ -6,7 +6,7 @@ import pytest
 
 from sp_bench.analysis.losses import sentences
 from sp_bench.analysis.provenance import words
-from sp_bench.report.cards import caveats
+from sp_bench.report.caveats import caveats
 
 from .rows import cells_of, row
 

@@ -16,7 +16,8 @@ from sp_bench.analysis.ratios import MIN_REPLICATES, median_ratio
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import settings as settings_of
 from sp_bench.analysis.statistics import CONFIDENCE, median_interval
-from sp_bench.report.cards import card, caveats
+from sp_bench.report.cards import card
+from sp_bench.report.caveats import caveats
 from sp_bench.report.setting_tables import VALUES, lines, tables
 from sp_bench.report.table import records
 
