@@ -39,8 +39,8 @@ def flags_of_loss(loss: Sequence[float], stage_ends: Sequence[Mapping[str, Any]]
 
 
 def flags_of_full_depth(row: Mapping[str, Any]) -> list[str]:
-    """["full_depth_unproven"] if the fall of the loss, or an update of all layers, is off by more than its budget in a
-    row that it does not fail, or if the fall's budget is too wide to tell. Otherwise []."""
+    """["full_depth_unproven"] if the fall of the loss, or an update of all layers, is off by more than its budget in an
+    older row, which it could not fail, or if the fall's budget is too wide to tell. Otherwise []."""
     fall = {"error": row.get("fall_error"), "budget": row.get("fall_budget")}
     found = [fall, row.get("full_update_error"), row.get("last_update_error")]
     over = [each["error"] > each["budget"] for each in found if each and each["error"] is not None]

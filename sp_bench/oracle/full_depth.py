@@ -53,15 +53,7 @@ NEARER = 16  # so many times shorter is the second D
 LEVELS = 32
 # Right runs of small models in fp32 and fp64 were off by 1.8e-4 at most, of which 7e-5 is the third order.
 FALL_TOLERANCE = 1e-3
-# On CPUs all trials are judged. On GPUs those of these dtypes are; in others, whose steps are taken in fp32 here, the
-# numbers are recorded until they have been seen to be right for models of billions of parameters.
-JUDGED_ON_GPUS = ("float64", "float32")
 KINDS = ("zero_gradient", "received", "update")
-
-
-def is_judged(config: TrialConfig) -> bool:
-    """Whether what is found may make a row of `config` `incorrect`."""
-    return config.hardware.device == "cpu" or config.dtype in JUDGED_ON_GPUS
 
 
 class Fall(NamedTuple):

@@ -126,15 +126,14 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
     is_exact = config.dtype in TOLERANCES
     twin = config if is_exact else float32_twin(config)[0]
     with full_precision():
-        exact, fall, size, columns, line = _rehearse(config, twin, cut[0], mesh, device)
+        exact, fall, size, columns, line = _rehearse(twin, cut[0], mesh, device)
         if is_exact:
             longer = cut[1:] or [sequences] * (exact.seq_len < config.seq_len and not config.workload.single_step)
             runs = [exact]
             for text in longer:
                 _, run, _, other = _watched(config, text, mesh, device, updates=0, size=size)
                 runs, fall = [*runs, run], max(fall, other, key=lambda each: each.error / each.budget)
-                if full_depth.is_judged(config):
-                    full_depth.require_fall(other, _where(config, run))
+                full_depth.require_fall(other, _where(config, run))
             tolerance = TOLERANCES[config.dtype]
             return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
     runs = [_run(config, text, mesh, device) for text in cut]
@@ -154,9 +153,9 @@ def _where(config: TrialConfig, run: Run) -> Prose:
 
 
 def _rehearse(
-    config: TrialConfig, twin: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device
+    twin: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device
 ) -> tuple[Run, Fall, float, dict[str, Any], list[tuple[float, float]]]:
-    """The first step of `twin`, which is `config` in fp32 or fp64; how its loss falls after some updates; the size of
+    """The first step of `twin`, which is the trial in fp32 or fp64; how its loss falls after some updates; the size of
     its first gradient (`FullDepth`); row columns; and its losses and gradient norms.
 
     Raises:
@@ -165,9 +164,8 @@ def _rehearse(
     depth, run, results, fall = _watched(twin, sequences, mesh, device)
     losses = full_depth.check_losses(twin, labelled(twin, sequences), run.losses, run.labelled, device)
     found = losses | depth.findings(results)
-    if full_depth.is_judged(config):
-        require(found, f"{_where(config, run)}: ")
-        full_depth.require_fall(fall, _where(config, run))
+    require(found, f"{_where(twin, run)}: ")
+    full_depth.require_fall(fall, _where(twin, run))
     line = [(float(result.loss), float(result.grad_norm)) for result in results[: depth.num_steps - 2]]
     require_resolution(twin, line)
     columns = {"full_loss_error": found["loss"].error, "full_update_error": found["update"].column()}
@@ -339,7 +337,7 @@ def check_timed_steps(results: Sequence[StepResult]) -> dict[str, list[float]]:
     return {"loss": loss, "grad_norm": grad_norm}
 
 
-def check_line(results: Sequence[StepResult], line: Sequence[tuple[float, float]], *, judged: bool) -> dict[str, float]:
+def check_line(results: Sequence[StepResult], line: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Compare what loss and gradient norm change by from each step to the next with what they change by at the reduced
     length (`Shorter.line`): all steps train on one text. How far they go over many steps depends on the length, so that
     is compared with nothing. Returns a row column.
@@ -354,7 +352,7 @@ def check_line(results: Sequence[StepResult], line: Sequence[tuple[float, float]
     ):
         budget = least + times * max(_changes(short))
         found.append(max(_changes(values), default=0.0))
-        if judged and not found[-1] <= budget:
+        if not found[-1] <= budget:
             raise Incorrect(
                 f"the {what} of the steps on one text are {', '.join(f'{value:.4g}' for value in values)}: they change "
                 f"by {found[-1]:.3g} of the largest from one step to the next, budget {budget:.3g}"

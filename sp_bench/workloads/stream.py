@@ -42,7 +42,6 @@ from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, release_memory
 from sp_bench.oracle import timed_step, training_step
-from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
 from sp_bench.oracle.timed_step import Run, Shorter
 from sp_bench.training import train
@@ -120,8 +119,7 @@ def _trained(job: Job, memory: HostMemory) -> tuple[Measurement, Spans]:
     weights.require_changed()
     timed_step.require_new_results(config, **steps, line=shorter.line)
     found = last_update.findings()
-    if is_judged(config):
-        training_step.require(found)
+    training_step.require(found)
     first = timed_step.first_step(trials[0], results[0], trials[0].seq_len, job.mesh)
     met = [
         _meet(_first_step(job, trials, results, at), _first_step(job, trials, results, at + 1), shorter) for at in still

@@ -22,7 +22,6 @@ from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import float8, recorded, reduced_length, timed_step, training_step
 from sp_bench.oracle.first_gradient import FirstGradient
-from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
 from sp_bench.oracle.timed_length import Draw, Proof, budget_at
 from sp_bench.oracle.timed_step import Shorter
@@ -168,14 +167,13 @@ def check_steps(
     if shorter is not None:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
         columns = timed_step.check_first_step(first, shorter)
-        columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
+        columns |= timed_step.check_line(results, shorter.line)
     if job.proof:
         repeated = watched.first_gradient.compared(config, float(results[0].grad_norm), job.proof)
         training_step.require({"gradient": repeated})
         columns["repeated_gradient_error"] = repeated.error
     found = watched.last_update.findings()
-    if is_judged(config):
-        training_step.require(found)
+    training_step.require(found)
     return {**columns, "last_update_error": found["update"].column(), **steps}
 
 

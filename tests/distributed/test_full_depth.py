@@ -123,14 +123,3 @@ def test_a_budget_that_is_too_wide_to_tell_refuses_nothing(error, budget, is_ref
             full_depth.require_fall(fall, "all layers")
     else:
         full_depth.require_fall(fall, "all layers")
-
-
-def test_half_precision_on_gpus_is_recorded_and_not_judged() -> None:
-    for device, dtype, judged in (
-        ("cpu", "bfloat16", True),
-        ("cuda", "float32", True),
-        ("cuda", "bfloat16", False),
-    ):
-        config = trial(ULYSSES, 2, dtype=dtype)
-        config = replace(config, hardware=replace(config.hardware, device=device))
-        assert full_depth.is_judged(config) == judged
