@@ -8,6 +8,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory.attention import is_known
 from sp_bench.costs.memory.decoder import computed_elements, kept_bytes
 from sp_bench.costs.memory.parts import (
+    FP8,
     FP32,
     Peak,
     around_logits,
@@ -24,7 +25,7 @@ from sp_bench.costs.training import block_shapes, gathers_float8, loss_gradients
 def peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     """Parameters, gradients and moments are fp32; each layer's are gathered in the trial's dtype, or in FP8."""
     model, element = config.model, ELEMENT_BYTES[config.dtype]
-    gathered = 1 if gathers_float8(config) else element
+    gathered = FP8 if gathers_float8(config) else element
     tokens = local_tokens(config)
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     ranks = config.num_shards

@@ -2,15 +2,18 @@
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory.decoder import computed_elements
-from sp_bench.costs.memory.parts import BF16, FP32, Peak, around_logits, head_elements, local_tokens
-from sp_bench.costs.training import num_parameters
+from sp_bench.costs.memory.parts import BF16, FP8, FP32, Peak, around_logits, head_elements, local_tokens
+from sp_bench.costs.training import block_matmul_parameters, num_parameters
 
 
 def peak(config: TrialConfig, *_: object) -> Peak:
     """Parameters in bf16 and gradients in fp32 are whole on each rank; fp32 copies and
-    moments are shared by all. TransformerEngine's loss keeps bf16 logits and their gradient."""
+    moments are shared by all. TransformerEngine's loss keeps bf16 logits and their gradient. In FP8 it keeps the
+    layers' matrices twice more from step to step, by row and transposed."""
     model, tokens, number = config.model, local_tokens(config), num_parameters(config.model)
     held = number * (BF16 + FP32) + 3 * FP32 * number / config.world_size
+    if config.workload.linear_dtype != "model":
+        held += 2 * FP8 * model.num_layers * block_matmul_parameters(model)
     kept = model.num_layers * tokens * _kept_bytes(config)
     layer = held + kept + BF16 * (head_elements(config) + tokens * computed_elements(config))
     logits = tokens * model.vocab_size * 2 * BF16
@@ -20,8 +23,10 @@ def peak(config: TrialConfig, *_: object) -> Peak:
 def _kept_bytes(config: TrialConfig) -> int:
     """What a layer keeps of a token: its input. Where only its MLP runs again (`selective`), also all that its
     attention's half keeps, and the MLP's input. Where nothing runs again, also the MLP's normed
-    input, gate, up and their product."""
+    input, gate, up and their product. In FP8 what a norm or that product gives is kept rounded; of the attention's
+    output, which is kept anyway, Megatron has no rounded one."""
     model, checkpointing = config.model, config.workload.activation_checkpointing
+    rounded = BF16 if config.workload.linear_dtype == "model" else FP8
     if checkpointing == "full":
         return model.hidden_size * BF16
     q_and_k = (model.num_heads + model.num_kv_heads) * model.head_dim
@@ -29,9 +34,10 @@ def _kept_bytes(config: TrialConfig) -> int:
     # that comes back from an exchange of heads as another tensor
     returned = model.num_heads * model.head_dim if config.method.variant == "a2a" else 0
     normed = q_and_k if model.qk_norm else 0  # what the norms of q and k read
-    elements = 3 * model.hidden_size + normed + attended + returned
+    elements, of_products = 2 * model.hidden_size + normed + attended + returned, model.hidden_size
     norms = 1 + (model.num_heads + model.num_kv_heads if model.qk_norm else 0)  # one fp32 each, and the log-sum-exp's
     if checkpointing == "none":
-        elements += model.hidden_size + 3 * model.intermediate_size  # normed; gate, up and their product
+        elements += 2 * model.intermediate_size  # gate and up
+        of_products += model.hidden_size + model.intermediate_size
         norms += 1
-    return elements * BF16 + (norms + model.num_heads) * FP32
+    return elements * BF16 + of_products * rounded + (norms + model.num_heads) * FP32

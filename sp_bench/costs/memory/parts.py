@@ -8,7 +8,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import num_parameters
 
 FUSED = ("compiled", "liger")  # workload.model_code
-BF16, FP32 = 2, 4
+FP8, BF16, FP32 = 1, 2, 4
 
 
 class Peak(NamedTuple):
