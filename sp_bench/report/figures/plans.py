@@ -18,7 +18,7 @@ from sp_bench.report.figures.style import BLACK, Look, Plot, legend, trial_ids
 
 CAPTION = (
     "Which ranks compute which documents of the first batch. A box is a document, as wide as its predicted work on "
-    "each of its ranks, and as dark as they are many. The batch ends with the longest bar. Work is predicted from FLOPs."
+    "each of its ranks, and as dark as they are many. The batch ends with the longest bar."
 )
 
 
