@@ -99,11 +99,22 @@ def policies_of_kernels(
     cells: Sequence[Cell], of: projection.Fit, lengths: str, *, whole_step: bool
 ) -> dict[tuple[str, int | None], streams.Policy]:
     """The same on 8 GPUs, by attention as it was measured as one rank of 8; whole_step: and all else by the fit."""
-    options = ["workload.activation_checkpointing=selective", "workload.model_code=compiled"]
-    config = _step_of(of, ["method=single", "sp_size=1", *options])
-    measured = [cell for cell in cells if cell.rows[0]["folder"] == KERNELS and cell.median_step_ms is not None]
-    found = streams.of_kernels(measured, lengths, streams.besides_ms(of, config) if whole_step else 0.0)
+    found = streams.of_kernels(_kernels(cells), lengths, _besides_ms(of) if whole_step else 0.0)
     return {(each.policy, each.sp_size): each for each in found}
+
+
+def padded_over_unpadded(cells: Sequence[Cell], of: projection.Fit, lengths: str) -> float:
+    """How many times as long the kernels of 8 GPUs take if each document is padded to 131,072 tokens."""
+    return streams.padded_over_unpadded(_kernels(cells), lengths, _besides_ms(of))
+
+
+def _kernels(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.rows[0]["folder"] == KERNELS and cell.median_step_ms is not None]
+
+
+def _besides_ms(of: projection.Fit) -> float:
+    options = ["workload.activation_checkpointing=selective", "workload.model_code=compiled"]
+    return streams.besides_ms(of, _step_of(of, ["method=single", "sp_size=1", *options]))
 
 
 def _step_of(of: projection.Fit, options: Sequence[str]) -> TrialConfig:
@@ -150,6 +161,6 @@ HELPERS = {
     each.__name__: each
     for each in (
         *(fit, num_longer, decision_map, longest_projected, host_gib, peaks),
-        *(policies, policies_of_kernels, published_ladder),
+        *(policies, policies_of_kernels, padded_over_unpadded, published_ladder),
     )
 }

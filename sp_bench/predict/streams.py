@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sp_bench.analysis.cells import Cell
-from sp_bench.config.documents import MULTIPLE, drawn, from_file
+from sp_bench.config.documents import MULTIPLE, drawn, from_file, rounded
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.streams import batches, from_histogram, from_list, packs
@@ -31,6 +31,7 @@ from sp_bench.predict.candidates import Candidate, Cluster, NothingFits, candida
 from sp_bench.predict.projection import Fit, Links, pass_and_update_ms, step_options
 
 BATCHES = 100
+PADDED = 10_000  # documents
 SEED = 0
 METHODS = ("single", "ulysses")
 ASSUMPTIONS = (
@@ -107,16 +108,22 @@ def of_kernels(cells: Sequence[Cell], lengths: str, besides_ms: float = 0.0) -> 
     cells: attention of packs whose documents have one length, with each group's share of the heads. besides_ms: of all
     else that is computed for a token of a rank.
     """
-    seq_len, attention = max(cell.asked["seq_len"] for cell in cells), attention_ms(cells)
-    sizes = sorted(_ranks_of(cells))
-    return _compared(
-        cells[0].asked["model"],
-        lengths,
-        seq_len,
-        placing.Ranks(sizes[-1], seq_len, sizes[-1]),
-        sizes,
-        cache(lambda length, ranks: attention(length, ranks) + besides_ms * length / ranks),
-    )
+    seq_len, sizes = max(cell.asked["seq_len"] for cell in cells), sorted(_ranks_of(cells))
+    ranks = placing.Ranks(sizes[-1], seq_len, sizes[-1])
+    return _compared(cells[0].asked["model"], lengths, seq_len, ranks, sizes, _of_kernels(cells, besides_ms))
+
+
+def padded_over_unpadded(cells: Sequence[Cell], lengths: str, besides_ms: float) -> float:
+    """How many times as long documents take if each is padded to the longest: one at a time, over all ranks. cells,
+    besides_ms: as in `of_kernels`."""
+    longest, ranks, cost = max(c.asked["seq_len"] for c in cells), max(_ranks_of(cells)), _of_kernels(cells, besides_ms)
+    several = islice(document_lengths(lengths, longest), PADDED)
+    return cost(longest, ranks) / fmean(cost(min(rounded(length), longest), ranks) for length in several)
+
+
+def _of_kernels(cells: Sequence[Cell], besides_ms: float) -> placing.Cost:
+    attention = attention_ms(cells)
+    return cache(lambda length, ranks: attention(length, ranks) + besides_ms * length / ranks)
 
 
 def attention_ms(cells: Sequence[Cell]) -> placing.Cost:

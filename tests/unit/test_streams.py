@@ -20,6 +20,7 @@ from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.machine import FabricConfig, HardwareConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.model import ModelConfig
+from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.streams import batches, from_histogram, from_list, of_trial, packs
 from sp_bench.config.trial import TrialConfig
@@ -28,7 +29,11 @@ from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed, Ranks, dynamic, loads, lower_bound, per_document, static
 from sp_bench.predict.candidates import Cluster
 from sp_bench.predict.fitted import load
-from sp_bench.predict.streams import attention_ms, document_lengths, of_kernels, policies
+from sp_bench.predict.streams import attention_ms, document_lengths, of_kernels, padded_over_unpadded, policies
+from sp_bench.report.figures import plans
+from sp_bench.report.figures.style import Look
+
+from .rows import cells_of, row
 
 LENGTHS = st.lists(st.integers(1, 64).map(lambda n: 16 * n), min_size=1, max_size=40)
 NUM_RANKS = st.sampled_from([1, 2, 4, 8])
@@ -265,6 +270,27 @@ def test_of_kernels_that_share_evenly_a_pack_over_all_ranks_is_as_good_as_any_pl
     with_more = of_kernels(cells, "lognormal:512:1.5", besides_ms=1.0)[0]
     assert with_more.batch_ms > found["static, in turn", 1].batch_ms
     assert with_more.over_dynamic < found["static, in turn", 1].over_dynamic
+
+
+def test_padding_costs_what_the_longest_document_takes_over_the_mean():
+    cells = [measured(8 // n, length, 41.0 / n) for n in (1, 4) for length in (64, None)]
+    assert padded_over_unpadded(cells, "fixed:4096", 1.0) == pytest.approx(1)
+    assert padded_over_unpadded(cells, "fixed:1024", 1.0) == pytest.approx(4)
+
+
+def test_a_figure_has_the_first_batch_of_each_policy_and_each_document_once():
+    configs = [drawn_trial(policy, 4) for policy in ("static", "per_document", "dynamic")]
+    rows = [
+        row(workload="stream", policy=each.workload.policy, filling=each.workload.filling, config=canonical(each))
+        for each in [*configs, replace(configs[2], dtype="float64")]
+    ]
+    (plot,) = plans.draw(cells_of(rows), Look())
+    assert len(plot.figure.axes) == 3
+    (batch,) = islice(of_trial(configs[0]), 1)
+    for _, boxes in plot.data.groupby("policy"):
+        assert (1 / boxes["group"]).sum() == pytest.approx(len(batch))
+        assert boxes["work"].sum() == pytest.approx(4)
+    assert plans.draw(cells_of([row()]), Look()) == []
 
 
 def test_a_batch_is_estimated_as_a_step_of_its_tokens():

@@ -9,7 +9,18 @@ from matplotlib import rc_context, rcdefaults, rcParams
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.chosen import Lines
 from sp_bench.analysis.settings import Setting
-from sp_bench.report.figures import fabrics, forest, lines, memory, over_ranks, steps, throughput, traffic, windows
+from sp_bench.report.figures import (
+    fabrics,
+    forest,
+    lines,
+    memory,
+    over_ranks,
+    plans,
+    steps,
+    throughput,
+    traffic,
+    windows,
+)
 from sp_bench.report.figures.style import VENUES as VENUES
 from sp_bench.report.figures.style import Drawing, Look, Plot, finish
 
@@ -23,6 +34,7 @@ FIGURES: Mapping[str, Draw] = {  # in the order of the page
     "fabrics": lambda settings, cells, look: fabrics.draw(cells, look),
     "ranks": lambda settings, cells, look: over_ranks.draw(cells, look),
     "windows": lambda settings, cells, look: windows.draw(cells, look),
+    "plans": lambda settings, cells, look: plans.draw(cells, look),
 }
 NAMES = tuple(FIGURES)
 
