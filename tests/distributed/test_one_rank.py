@@ -15,6 +15,7 @@ from sp_bench.attention import meshes
 from sp_bench.config.machine import LinkConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import fsdp2
+from sp_bench.hardware import package_versions
 from sp_bench.measure import ledger, one_rank, record
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.link_clock import HostClock
@@ -315,3 +316,12 @@ def test_on_a_device_messages_take_their_time_share_the_link_and_hide_behind_ker
     gathered_part = torch.full((2 * len(part),), float("nan"), device=device)
     a._allgather_base(gathered_part, part + 1).wait()
     assert gathered_part.eq(1).all()
+
+
+@pytest.mark.skipif("torchao" not in package_versions(), reason="torchao is not installed")
+@pytest.mark.parametrize("kind", ["float8_rowwise", "float8_tensorwise"])
+def test_a_step_in_fp8_sends_what_its_ranks_would(run, one, kind):
+    """By tensor the layers' matrices are gathered in FP8, at an all_reduce of their scales."""
+    config = one("ring", 8, "train_step", workload__linear_dtype=kind, dtype="bfloat16", seq_len=256)
+    measurement, columns = run(config)
+    assert columns["comm_counted_bytes"] == float(sum(measurement.predicted.values())) > 0
