@@ -1,4 +1,4 @@
-"""Where the numbers of a figure or table come from, in one short sentence under it."""
+"""Where cells come from, in one sentence: `compare` prints it for each side."""
 
 import re
 from collections import Counter
@@ -15,17 +15,16 @@ from sp_bench.rows.names import OWN_CODE, library
 ALWAYS = ("torch",)  # libraries that are always named; others only if a kernel, method or process group is theirs
 
 
-def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
+def origin(cells: Sequence[Cell]) -> str:
     """Campaigns, rows, replicates a cell, estimator, interval, git, hardware, libraries and core_id of these cells.
-
-    Unknown parts are left out. of_times: name the estimator too. Empty without cells.
-    """
+    Unknown parts are left out. Empty without cells."""
     if not cells:
         return ""
     rows = [row for cell in cells for row in cell.rows]
     parts = [
         f"{_listing(row['folder'] for row in rows)}: {_rows(rows)}, {_replicates(cells)}",
-        *((_estimator(cells), _flags(cells)) if of_times else ()),
+        _estimator(cells),
+        _flags(cells),
         _unsampled(cells),
         _git(rows),
         _hardware(rows),

@@ -27,7 +27,7 @@ from sp_bench.analysis.comparison import (
     spread,
     status_words,
 )
-from sp_bench.analysis.provenance import words
+from sp_bench.analysis.provenance import origin
 from sp_bench.analysis.ratios import MIN_REPLICATES
 from sp_bench.analysis.statistics import CONFIDENCE
 from sp_bench.config.parsing import shown
@@ -91,7 +91,7 @@ def _side_words(side: Side) -> str:
         for core_id, num_rows in side.selection.left_out.items()
     ]
     slow = slow_devices(row for cell in side.cells.values() for row in cell.measured)
-    return "\n".join(["; ".join([words(list(side.cells.values())), *left_out]), *slow, *side.selection.problems])
+    return "\n".join(["; ".join([origin(list(side.cells.values())), *left_out]), *slow, *side.selection.problems])
 
 
 def _worst_setting(comparison: Comparison):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.comparison import compare
 from sp_bench.analysis.device_sets import numbered, several
-from sp_bench.analysis.provenance import words
+from sp_bench.analysis.provenance import origin
 from sp_bench.analysis.ratios import paired_ratio, shared_replicates
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.time_parts import Part, attributions
@@ -84,7 +84,7 @@ def test_pairs_and_intervals_are_of_one_machine(
     assert (paired_ratio(over, under) is not None) == is_claimed
     assert (over.interval_ms is not None) == (ring is ONE)
     why = "no interval of replicates of several campaigns or machines"
-    assert (why in words([over])) == (ring is TWO)
+    assert (why in origin([over])) == (ring is TWO)
 
 
 def test_a_part_of_the_step_has_no_interval_over_separate_machines(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import sp_bench.report as reports
 from sp_bench import cli
 from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.metrics import tokens_per_s, tokens_per_s_per_gpu
-from sp_bench.analysis.provenance import mixing, words
+from sp_bench.analysis.provenance import mixing, origin
 from sp_bench.analysis.ratios import paired_ratio
 from sp_bench.analysis.selection import MIXED, Selection, select
 from sp_bench.analysis.settings import settings as settings_of
@@ -151,7 +151,7 @@ def test_mixed_environments_share_cells_and_every_provenance_says_so(two_environ
     assert {c.pool for c in found} == {MIXED}
     assert set(selection.rows["pool"]) == {MIXED}
     said = "rows of 2 core_ids are mixed (--mix)"
-    assert said in words(found)
+    assert said in origin(found)
     assert said in " ".join(caveats(found, settings_of(found), [])).lower()
     assert mixing(cells_of(*two_environments)) == ""
     assert mixing(cells_of(two_environments[0], mix=True)) == ""
@@ -247,7 +247,7 @@ def test_provenance_says_where_numbers_come_from_in_one_sentence(tmp_path: Path)
         for r in range(6 if n == 1024 else 3)
     ]
     rows.append(row(kernel="flash_attn_4", environment=environment, seq_len=4096, status="oom"))
-    assert words(cells_of(commit(rows, tmp_path / "night"))) == (
+    assert origin(cells_of(commit(rows, tmp_path / "night"))) == (
         "night: 10 rows (9 ok, 1 oom), 3 to 6 replicates a cell; median over replicates of their median steps, "
         "order-statistic intervals of coverage 96.9%, none below 6 replicates; "
         "git 0123456, 0123456 with uncommitted changes; 2 x NVIDIA H200; "
@@ -257,10 +257,10 @@ def test_provenance_says_where_numbers_come_from_in_one_sentence(tmp_path: Path)
 
 def test_provenance_of_failures_and_of_rows_without_a_record_says_only_what_is_known(tmp_path: Path) -> None:
     rows = [row(status="unsupported", environment=None, git_sha=None, git_dirty=None)]
-    assert words(cells_of(commit(rows, tmp_path / "night"))) == (
+    assert origin(cells_of(commit(rows, tmp_path / "night"))) == (
         f"night: 1 row (1 unsupported), none measured; core_id {ENV_ID}."
     )
-    assert words([]) == ""
+    assert origin([]) == ""
 
 
 SECRETS = (
@@ -464,7 +464,7 @@ def test_rows_of_an_older_schema_lack_columns_and_are_kept(tmp_path: Path) -> No
     measured, failed = sorted(cells_of(tmp_path), key=lambda cell: cell.statuses, reverse=True)
     assert measured.median_step_ms == 3.0
     assert failed.statuses == ["error"]
-    assert "none measured" not in words([measured])
+    assert "none measured" not in origin([measured])
 
 
 def test_rows_of_a_newer_schema_are_named_and_skipped(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sp_bench.analysis.losses import sentences
-from sp_bench.analysis.provenance import words
+from sp_bench.analysis.provenance import origin
 from sp_bench.report.caveats import caveats
 
 from .rows import cells_of, row
@@ -65,8 +65,8 @@ def test_rows_of_before_gradients_were_checked_at_the_timed_length_are_marked() 
     old, new = row(sampled_grad_error=None), row(seq_len=2048)
     (cell, checked) = cells_of([old, new])
     assert (cell.num_unsampled, checked.num_unsampled) == (1, 0)
-    assert "gradients unchecked at the timed length: 1 row;" in words([cell, checked])
-    assert "unchecked" not in words([checked])
+    assert "gradients unchecked at the timed length: 1 row;" in origin([cell, checked])
+    assert "unchecked" not in origin([checked])
     assert "Gradients were not checked at the timed length in 1 older row." in caveats([cell, checked], [], [])
     forward = row(pass_kind="forward", sampled_grad_error=None)
     assert cells_of([forward])[0].num_unsampled == 0

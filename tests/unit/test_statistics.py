@@ -11,7 +11,7 @@ from scipy.stats import binom, quantile_test
 
 from sp_bench.analysis.cells import cells, of_equal_steps
 from sp_bench.analysis.limits import limits
-from sp_bench.analysis.provenance import words
+from sp_bench.analysis.provenance import origin
 from sp_bench.analysis.ratios import MIN_REPLICATES, median_ratio
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import settings as settings_of
@@ -112,7 +112,7 @@ def said(rows: pd.DataFrame) -> tuple[object, ...]:
     found = cells(of_equal_steps(rows))
     made = settings_of(found)
     about = [(limit.setting, limit.series, [cell.cell_id for cell in limit.cells]) for limit in limits(found)]
-    texts = [card(setting) for setting in made], caveats(found, made, []), words(found)
+    texts = [card(setting) for setting in made], caveats(found, made, []), origin(found)
     return found, texts, about, records(VALUES, lines(tables(made)))
 
 
