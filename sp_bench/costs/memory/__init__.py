@@ -61,6 +61,8 @@ def unmodelled_reason(config: TrialConfig) -> Prose | None:
             f"no committed row has the peak of engine {engine} with workload.linear_dtype={workload.linear_dtype} and "
             f"model_code={workload.model_code}"
         )
+    if "delta" in config.model.kinds:
+        return "no committed row has the peak with layers of kind delta"
     if engine not in PEAKS:
         return f"no committed row has the peak of engine {engine}"
     if engine == "fsdp2":
