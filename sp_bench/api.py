@@ -10,8 +10,9 @@ from sp_bench.analysis import comparison, words
 from sp_bench.analysis.cells import cells, of_equal_steps
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import Difference, settings
-from sp_bench.driver import campaign, overrides, sweep
+from sp_bench.driver import campaign
 from sp_bench.driver.progress import plan_as_json
+from sp_bench.planning import overrides, sweep
 from sp_bench.rows import campaign_file, plans
 from sp_bench.rows.frame import load
 from sp_bench.rows.store import require_campaigns

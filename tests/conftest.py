@@ -15,7 +15,7 @@ from hypothesis import settings
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices
-from sp_bench.driver.overrides import conf_folder
+from sp_bench.planning.overrides import conf_folder
 
 settings.register_profile("untimed", deadline=None)  # another job's load would fail a test
 settings.load_profile("untimed")

@@ -357,7 +357,7 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _doubts_of(row: Mapping[str, Any], processor: str) -> set[str]:
     """The flags of a measured row, also those that it is too old to have. processor: as `Cell.processor`."""
     of_samples = []
-    if not row["schema_version"] >= WITH_FLAGS:
+    if (row["schema_version"] or 0) < WITH_FLAGS:
         stage_ends = listed(row["stage_ends"])
         of_samples += flags_of_times(listed(row["step_ms"]), listed(row["window_ms"]), stage_ends)
         of_samples += flags_of_loss(listed(row["loss"]), stage_ends)

@@ -12,10 +12,10 @@ from sp_bench.analysis.limits import limits
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
-from sp_bench.driver import overrides, sweep
-from sp_bench.driver.search import Search
 from sp_bench.formats import GIB, whole
 from sp_bench.hardware import device_bytes
+from sp_bench.planning import overrides, sweep
+from sp_bench.planning.search import Search
 from sp_bench.predict import candidates, projection, streams
 from sp_bench.predict.decision_map import decision_map as map_of_methods
 

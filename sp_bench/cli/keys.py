@@ -19,7 +19,7 @@ def _keys() -> Iterator[str]:
 
     from sp_bench.config.options import OPTIONS
     from sp_bench.config.parsing import SCALARS
-    from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+    from sp_bench.planning.settings import CampaignConfig, DeadlinesConfig
 
     settings = [
         field.name for field in fields(CampaignConfig) if field.name not in ("deadlines", "plan_only", "resume")

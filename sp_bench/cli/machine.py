@@ -42,8 +42,9 @@ def doctor(
 
         sp-bench doctor --gpus num_nodes=2
     """
-    from sp_bench.driver import campaign, overrides, sweep
+    from sp_bench.driver import campaign
     from sp_bench.look import doctor as examination
+    from sp_bench.planning import overrides, sweep
 
     if gpus and curves:
         raise ConfigError("doctor takes --curves or --gpus, not both")
@@ -70,8 +71,9 @@ def doctor(
 
 
 def _measure_gpus(arguments: list[str], *, as_json: bool) -> None:
-    from sp_bench.driver import allocation, overrides, progress, sweep
+    from sp_bench.driver import progress
     from sp_bench.look import health as examination
+    from sp_bench.planning import allocation, overrides, sweep
     from sp_bench.predict import fitted
 
     own = [] if "hardware=cpu" in arguments else examination.here(_num_nodes(arguments))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.driver.settings import require_price
+from sp_bench.planning.settings import require_price
 
 SHOWN = 20  # skipped files that are named
 FAILED = 1  # exit code when --fail-on finds something

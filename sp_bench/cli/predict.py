@@ -205,7 +205,7 @@ def _measured_as_one_rank(runs: Sequence[Sequence[str]]) -> Any:
 def _links() -> list[Any]:
     """The files of conf/link, ours and the user's."""
     from sp_bench.config.machine import LinkConfig
-    from sp_bench.driver import overrides
+    from sp_bench.planning import overrides
 
     return [parse(LinkConfig, overrides.conf_file(f"link/{name}")) for name in overrides.choices("link")]
 
@@ -245,7 +245,7 @@ def _steps(
     model: str, hardware: str, kernel: str, fabric: str, seq_len: str, config_dirs: Sequence[Path] | None
 ) -> Sequence[Any]:
     """One config of a training step for each length, composed as a command line would."""
-    from sp_bench.driver import overrides, sweep
+    from sp_bench.planning import overrides, sweep
 
     overrides.use_config_dirs(config_dirs or [])
     words = [f"model={model}", f"hardware={hardware}", f"kernel={kernel}", f"fabric={fabric}", f"seq_len={seq_len}"]

@@ -124,7 +124,7 @@ def report(
     codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
-    from sp_bench.driver.overrides import ONLY
+    from sp_bench.planning.overrides import ONLY
 
     for option, value, known in (("--venue", venue, reports.VENUES), ("--export", export, ("csv", "json"))):
         if value is not None and value not in known:
@@ -217,7 +217,7 @@ def _check_together(given: set[str]) -> None:
 
 def _words(lines: Sequence[str], before: str) -> dict[str, list[Any]]:
     """Option -> values, by the grammar of `run`."""
-    from sp_bench.driver.overrides import parse_overrides, refuse_repeated, values
+    from sp_bench.planning.overrides import parse_overrides, refuse_repeated, values
 
     parsed = parse_overrides(lines, before)
     refuse_repeated(parsed, before)

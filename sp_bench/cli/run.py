@@ -148,7 +148,8 @@ def _run_sweep(
     pack: tuple[Path, int] | None = None,
 ) -> None:
     """Compose the trials of a command line and run them; with --cfg job, show the one config instead."""
-    from sp_bench.driver import allocation, campaign, overrides, sweep
+    from sp_bench.driver import campaign
+    from sp_bench.planning import allocation, overrides, sweep
     from sp_bench.rows import campaign_file, submissions
 
     failures = listed_statuses("--fail-on", fail_on)
@@ -207,7 +208,8 @@ def serve(folder: Path, hosts: Any) -> int:
 def _plan_jobs(words: Sequence[str], name: str, config_dirs: Sequence[Path] | None, *, as_json: bool) -> None:
     from sp_bench.cluster import file as cluster
     from sp_bench.cluster import submission
-    from sp_bench.driver import overrides, progress, sweep
+    from sp_bench.driver import progress
+    from sp_bench.planning import overrides, sweep
 
     overrides.use_config_dirs(config_dirs or [])
     configs, settings = sweep.configs(overrides.read_arguments([*words, "plan_only=true"]))

@@ -34,9 +34,9 @@ def submit(
     """
     from sp_bench.cluster import file as clusters
     from sp_bench.cluster import submission
-    from sp_bench.driver import overrides, sweep
     from sp_bench.driver.progress import counts_text
     from sp_bench.formats import counted
+    from sp_bench.planning import overrides, sweep
 
     failures = listed_statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dir or [])

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from sp_bench.config.parsing import ConfigError, nearest, parse, shown
-from sp_bench.driver import overrides
+from sp_bench.planning import overrides
 
 GROUP = "cluster"
 PLACE = "{gpus}"  # in `gres`: the number of GPUs of a job

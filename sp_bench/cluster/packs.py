@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import device_time
-from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration
-from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.formats import cost_text
+from sp_bench.planning import device_time
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.settings import DeadlinesConfig
 
 START_S = 300.0  # time of a job before its first trial and after its last
 SLOWER = 2.0  # factor on the time of the slowest measured trial of a cell

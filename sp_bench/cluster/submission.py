@@ -14,12 +14,13 @@ from sp_bench.cluster.file import ClusterConfig
 from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import identity, plan, to_run
-from sp_bench.driver.plan import Trial
+from sp_bench.driver import to_run
 from sp_bench.driver.progress import duration, plan_as_json
 from sp_bench.driver.ranks import with_source
-from sp_bench.driver.settings import CampaignConfig
 from sp_bench.formats import counted
+from sp_bench.planning import identity, plan
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.settings import CampaignConfig
 from sp_bench.rows import store, submissions
 from sp_bench.rows.store import RowName
 

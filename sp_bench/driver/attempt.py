@@ -16,13 +16,14 @@ from typing import Any
 
 from sp_bench import handover, hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import devices, identity, launch, proofs, proven, ranks
+from sp_bench.driver import devices, launch, proven, ranks
 from sp_bench.driver.claims import Claim, Claims, LostClaim
 from sp_bench.driver.nodes import Nodes
-from sp_bench.driver.plan import Trial, process_key, resolve
 from sp_bench.driver.progress import Progress
-from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
+from sp_bench.planning import identity, proofs
+from sp_bench.planning.plan import Trial, process_key, resolve
+from sp_bench.planning.settings import CampaignConfig
 from sp_bench.rows import proofs as records
 from sp_bench.rows import store
 from sp_bench.rows.row import Identity, Outcome, Row

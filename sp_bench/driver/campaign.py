@@ -15,21 +15,22 @@ from typing import Any, Protocol
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import allocation, nodes, searching, to_run
+from sp_bench.driver import nodes, searching, to_run
 from sp_bench.driver.attempt import Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.command_record import record
 from sp_bench.driver.filling import fill
-from sp_bench.driver.machine import Machine
 from sp_bench.driver.notes import notes
-from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, plan_as_json, show_plan, summary
-from sp_bench.driver.search import Search
 from sp_bench.driver.searching import Searching
-from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.driver.to_run import RETRIED, TrialState
 from sp_bench.formats import counted
+from sp_bench.planning import allocation
+from sp_bench.planning.machine import Machine
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.search import Search
+from sp_bench.planning.settings import CampaignConfig
 from sp_bench.rows import git, plans
 from sp_bench.rows.plans import PlannedTrial
 from sp_bench.rows.store import RowName, require_contained

@@ -5,18 +5,15 @@ The driver computes them, once. Ranks hand over samples, and no number that is m
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sp_bench import hardware, methods
 from sp_bench.attention.layouts import causal_pairs_of_ranks
-from sp_bench.config.method import MethodConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import AUTO, TRAINING
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import Traffic, attention_forward_flops, backward_per_forward
-from sp_bench.costs.attention import computed as of_kernels
+from sp_bench.costs.attention import Traffic
 from sp_bench.costs.flags import (
     flags_of_devices,
     flags_of_full_depth,
@@ -24,8 +21,8 @@ from sp_bench.costs.flags import (
     flags_of_loss,
     flags_of_memory,
 )
+from sp_bench.costs.flops import projections, step_flops
 from sp_bench.costs.step_flags import flags_of_times
-from sp_bench.costs.work import projection_flops
 from sp_bench.engines import requirements
 from sp_bench.rows.schema import COLUMNS
 
@@ -54,7 +51,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
         )
         row |= {"latency_us": line.latency_us, "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s}
     elif config.workload.name != "stream":
-        row |= flops(config, padded_len or config.seq_len)
+        row |= step_flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, record.get("limit_ms"), device_name)
     row |= of_documents(config)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
@@ -117,36 +114,13 @@ def _memory(record: Record) -> Columns:
     return {f"max_{name}": max(record[name]) for name in columns if record.get(name) is not None}
 
 
-def flops(config: TrialConfig, padded_len: int) -> Columns:
-    if config.workload.name in TRAINING:
-        model, hardware_ = training_costs.model_flops(config), training_costs.hardware_flops(config, padded_len)
-    else:
-        computed = config.attention_shape(config.seq_len)  # with what is padded
-        asked_for = replace(computed, seq_len=config.seq_len, documents=config.documents(config.seq_len))
-        of_kernel = of_kernels(config.method, computed)
-        model, hardware_ = attention_forward_flops(asked_for), attention_forward_flops(of_kernel)
-        backward = config.workload.pass_kind == "forward_backward"
-        if backward:
-            model, hardware_ = 3 * model, hardware_ * (1 + backward_per_forward(of_kernel))
-        model += projection_flops(MethodConfig("single"), asked_for, 1, [0], backward=backward)
-        hardware_ += _projections(config)
-    return {"model_flops": float(model), "hardware_flops": float(hardware_)}
-
-
-def _projections(config: TrialConfig) -> int:
-    """FLOPs of the up-projections of latents of all ranks, in attention alone."""
-    ranks, backward = range(config.sp_size), config.workload.pass_kind == "forward_backward"
-    shape = config.attention_shape(config.seq_len)
-    return projection_flops(config.method, shape, config.sp_size, ranks, backward=backward)
-
-
 def _utilisation(
     config: TrialConfig, row: Columns, limit_ms: Sequence[float] | None, device_name: str | None
 ) -> Columns:
     seconds = row["median_step_ms"] / 1e3
     found: Columns = {"share_of_limit": limit_ms and max(limit_ms) / row["median_step_ms"]}
     if config.workload.name == "attention":
-        found["attention_flops_per_s"] = (row["hardware_flops"] - _projections(config)) / seconds
+        found["attention_flops_per_s"] = (row["hardware_flops"] - projections(config)) / seconds
     if device_name and (peak := hardware.peak_flops(device_name, config.dtype)):
         of_all = seconds * config.world_size * peak
         found |= {"mfu": row["model_flops"] / of_all, "hfu": row["hardware_flops"] / of_all}

@@ -22,9 +22,9 @@ from sp_bench.driver.neighbours import Neighbours
 from sp_bench.driver.nodes import Nodes, SpreadRanks
 from sp_bench.driver.ranks import Ranks
 from sp_bench.driver.record_check import checked
-from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
 from sp_bench.driver.watched_time import WatchedTime
+from sp_bench.planning.settings import DeadlinesConfig
 from sp_bench.rows.row import Outcome
 
 POLL_S = 0.1

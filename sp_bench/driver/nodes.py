@@ -26,9 +26,9 @@ from sp_bench import handover
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices, owner
-from sp_bench.driver.allocation import Allocation
 from sp_bench.driver.ranks import Meeting, Ranks, listen, with_source
 from sp_bench.driver.verdict import Exit
+from sp_bench.planning.allocation import Allocation
 from sp_bench.rows import store
 
 FOLDER = "nodes"  # in the campaign's _work: how agents find their driver, and what they printed

@@ -13,15 +13,16 @@ from sp_bench.config.documents import MULTIPLE, from_text
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
 from sp_bench.costs import memory
-from sp_bench.driver import derived, device_time, proven, ranks
+from sp_bench.driver import derived, proven, ranks
 from sp_bench.driver.attempt import Campaign
-from sp_bench.driver.machine import Machine
-from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import layout
 from sp_bench.driver.searching import Searching
-from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.to_run import TrialState
 from sp_bench.formats import cost_text, counted, number
+from sp_bench.planning import device_time
+from sp_bench.planning.machine import Machine
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.settings import CampaignConfig
 from sp_bench.rows import store
 
 

@@ -24,7 +24,7 @@ from sp_bench.formats import counted
 from sp_bench.rows.names import config_values, tell_apart
 
 if TYPE_CHECKING:  # every command prints, but few of them plan
-    from sp_bench.driver.plan import Trial
+    from sp_bench.planning.plan import Trial
     from sp_bench.rows.row import Outcome
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
@@ -45,18 +45,6 @@ def terminal_width() -> int | None:
     """Columns of the terminal that stdout is; None: a file or a pipe, which get tables whatever their width."""
     terminal = Console()
     return terminal.width if terminal.is_terminal else None
-
-
-def composing(points: Sequence[Any]) -> Iterator[Any]:
-    """The points, with a count on stderr while Hydra composes them."""
-    stderr = Console(stderr=True)
-    if not stderr.is_terminal:
-        yield from points
-        return
-    with stderr.status("") as status:
-        for index, point in enumerate(points, 1):
-            status.update(f"composing {index}/{len(points)}")
-            yield point
 
 
 @contextmanager

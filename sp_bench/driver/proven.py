@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sp_bench import handover
-from sp_bench.driver.plan import Trial
+from sp_bench.planning.plan import Trial
 from sp_bench.rows import proofs
 from sp_bench.rows.proofs import Proof
 from sp_bench.rows.row import Outcome

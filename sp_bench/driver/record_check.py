@@ -22,7 +22,7 @@ from sp_bench.config.workload import AUTO, COMPARED, FEWEST_TIMED_STEPS
 from sp_bench.costs import message_sizes
 from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.driver.derived import TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
-from sp_bench.driver.plan import resolve
+from sp_bench.planning.plan import resolve
 from sp_bench.rows.row import Outcome, asked_for
 from sp_bench.rows.schema import COLUMNS, SCHEMA
 

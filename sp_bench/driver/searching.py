@@ -7,14 +7,15 @@ from dataclasses import replace
 from sp_bench import hardware
 from sp_bench.config.documents import MAX_DOCUMENTS
 from sp_bench.costs import memory
-from sp_bench.driver import identity, to_run
+from sp_bench.driver import to_run
 from sp_bench.driver.attempt import Campaign, Driver
-from sp_bench.driver.device_time import minutes, trial_time
 from sp_bench.driver.filling import fill
-from sp_bench.driver.machine import Machine
-from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import search_names
-from sp_bench.driver.search import LONGEST, Edge, Probe, Search, next_step, probes_ahead, so_far
+from sp_bench.planning import identity
+from sp_bench.planning.device_time import minutes, trial_time
+from sp_bench.planning.machine import Machine
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.search import LONGEST, Edge, Probe, Search, next_step, probes_ahead, so_far
 from sp_bench.rows import store
 
 

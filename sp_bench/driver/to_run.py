@@ -1,6 +1,6 @@
 """Which planned trials are to run: the one rule of `run`, `resume`, `plan` and `submit`.
 
-A trial is to run if it has no row in this environment, that is, no row with its `env_id` (`driver/identity.py`). A
+A trial is to run if it has no row in this environment, that is, no row with its `env_id` (`planning/identity.py`). A
 trial with such a row is done, except in two cases:
 
 - the row is `unsupported`, and nothing stands in the way of the trial any more (`plan.unsupported_reason`), however
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sp_bench.driver.attempt import Attempt, Campaign
-from sp_bench.driver.plan import Trial
-from sp_bench.driver.settings import CampaignConfig
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.settings import CampaignConfig
 from sp_bench.rows import store
 from sp_bench.rows.store import RowName
 

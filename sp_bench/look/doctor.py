@@ -15,11 +15,11 @@ from rich.text import Text
 from sp_bench import hardware, kernels, programs
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.message_sizes import transport_name
-from sp_bench.driver import identity
-from sp_bench.driver.overrides import THIS_DEVICE
 from sp_bench.driver.progress import console
 from sp_bench.driver.ranks import with_source
 from sp_bench.look.methods_table import Support, all_methods
+from sp_bench.planning import identity
+from sp_bench.planning.overrides import THIS_DEVICE
 from sp_bench.rows import store
 
 SLOW_S = 1.0  # a slower look-up of the machine's own name is reported

@@ -20,11 +20,12 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.device_rates import DeviceRates
 from sp_bench.costs.flags import MAX_UNEVEN
-from sp_bench.driver import allocation, devices, nodes, plan
-from sp_bench.driver.overrides import THIS_DEVICE
+from sp_bench.driver import devices, nodes
 from sp_bench.driver.progress import console
 from sp_bench.driver.ranks import Ranks
 from sp_bench.formats import GIB, counted
+from sp_bench.planning import allocation, plan
+from sp_bench.planning.overrides import THIS_DEVICE
 from sp_bench.rows import store
 
 LIMIT_S = 300.0  # of all ranks; they take about a minute

@@ -15,9 +15,9 @@ from sp_bench.attention.layouts import LayoutKind
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.config.shape import AttentionShape
-from sp_bench.driver.overrides import conf_file
 from sp_bench.driver.progress import terminal_width
 from sp_bench.formats import text_table
+from sp_bench.planning.overrides import conf_file
 
 HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # query heads, key/value heads
 SP_SIZES = (1, 2, 3, 4, 8, 16, 64)

@@ -11,8 +11,8 @@ from sp_bench import methods
 from sp_bench.config.options import as_overridden
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import overrides, sweep
-from sp_bench.driver.plan import cell_id
+from sp_bench.planning import overrides, sweep
+from sp_bench.planning.plan import cell_id
 from sp_bench.rows import store
 from sp_bench.rows.names import config_values
 from sp_bench.rows.packed import PACK

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sp_bench.driver import plan
-from sp_bench.driver.sweep import with_options
+from sp_bench.planning import plan
+from sp_bench.planning.sweep import with_options
 
 
 def test_plan_10_000_trial_configs(benchmark, make_config):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sp_bench.driver import overrides
+from sp_bench.planning import overrides
 
 from .console import console, refusal
 

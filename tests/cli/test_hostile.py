@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench.driver import overrides
+from sp_bench.planning import overrides
 from sp_bench.rows import store
 
 from .console import console, refusal

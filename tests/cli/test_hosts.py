@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import allocation, nodes
+from sp_bench.driver import nodes
+from sp_bench.planning import allocation
 from sp_bench.rows import store
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import yaml
 
 from sp_bench import hardware
 from sp_bench.cluster import packs
-from sp_bench.driver import identity, overrides, plan, sweep
+from sp_bench.planning import identity, overrides, plan, sweep
 from sp_bench.rows import store
 
 from .console import console, refusal

@@ -16,10 +16,10 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.model import ModelConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import WorkloadConfig
-from sp_bench.driver import plan
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.timed_length import check_replay, turn
+from sp_bench.planning import plan
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 64, 256, 1e4, 1e-5, False, False, True)
 WORKLOAD = WorkloadConfig("attention", "forward_backward", True, 2, 5, 128, attribution=True, launch="cuda_graph")

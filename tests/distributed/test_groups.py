@@ -15,7 +15,7 @@ from ranks import run
 from sp_bench import handover, worker
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver.launch import launch as launch_trials
-from sp_bench.driver.settings import DeadlinesConfig
+from sp_bench.planning.settings import DeadlinesConfig
 
 CARELESS, CHATTY = (Path(__file__).parent / f"{name}_worker.py" for name in ("careless", "chatty"))
 DEADLINES = DeadlinesConfig(120, 120, 120, 120)

@@ -14,12 +14,13 @@ from expected import Cell
 
 from sp_bench import handover
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, devices, identity, plan
+from sp_bench.driver import attempt, devices
 from sp_bench.driver.attempt import Attempt, Campaign, Driver
 from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.driver.progress import Progress
-from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.driver.signals import Signals
+from sp_bench.planning import identity, plan
+from sp_bench.planning.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.rows import store
 from sp_bench.testing import faults
 

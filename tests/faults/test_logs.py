@@ -7,7 +7,7 @@ import pytest
 
 from sp_bench import handover
 from sp_bench.driver import launch as launching
-from sp_bench.driver.settings import DeadlinesConfig
+from sp_bench.planning.settings import DeadlinesConfig
 
 CHATTY = Path(__file__).parent / "chatty.py"
 DEADLINES = DeadlinesConfig(init=60, correctness=2, warmup=60, measure=60)

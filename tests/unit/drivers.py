@@ -20,8 +20,9 @@ from records import record_of
 
 from sp_bench.config import parsing
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, claims, devices, identity, launch
-from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.driver import campaign, claims, devices, launch
+from sp_bench.planning import identity
+from sp_bench.planning.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.rows import git
 from sp_bench.testing import kill_points
 

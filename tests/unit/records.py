@@ -5,8 +5,8 @@ from typing import Any
 from sp_bench import methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
-from sp_bench.driver import plan
 from sp_bench.driver.derived import predicted_bytes
+from sp_bench.planning import plan
 
 ERRORS = dict.fromkeys(("output", "dq", "dk", "dv"), 1e-7)
 STEP_MS = 1.5

@@ -22,7 +22,7 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
 from sp_bench.costs import attention as attention_costs
-from sp_bench.driver import plan
+from sp_bench.planning import plan
 from sp_bench.rows import row as row_of
 from sp_bench.rows import store
 from sp_bench.rows.names import config_leaves

@@ -13,7 +13,7 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import attention as attention_costs
-from sp_bench.driver import plan
+from sp_bench.planning import plan
 
 ADAPTERS = {
     "ring_flash_attn": "ring-flash-attn",

@@ -14,7 +14,7 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import attention as attention_costs
-from sp_bench.driver import plan
+from sp_bench.planning import plan
 
 PACKAGES = {"yunchang": "yunchang", "transformer_engine": "transformer-engine"}
 GQA = AttentionShape(1, 131_072, 32, 8, 128, True, "bfloat16")

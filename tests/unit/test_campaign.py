@@ -11,12 +11,13 @@ import pytest
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.costs import memory
-from sp_bench.driver import campaign, devices, identity, plan, to_run
-from sp_bench.driver.plan import Trial
-from sp_bench.driver.search import Search
-from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig, SearchConfig
+from sp_bench.driver import campaign, devices, to_run
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.hardware import Gpu, Gpus
+from sp_bench.planning import identity, plan
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.search import Search
+from sp_bench.planning.settings import CampaignConfig, DeadlinesConfig, SearchConfig
 from sp_bench.rows import store
 from sp_bench.rows.store import STATUSES, RowName
 

@@ -8,7 +8,7 @@ import yaml
 from sp_bench.cluster import file as cluster
 from sp_bench.cluster.file import ClusterConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import overrides
+from sp_bench.planning import overrides
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from sp_bench.config.engine import EngineConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver.overrides import choices, conf_folder
-from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.planning.overrides import choices, conf_folder
+from sp_bench.planning.settings import CampaignConfig, DeadlinesConfig
 
 CAMPAIGN = {
     "campaign": "c",

@@ -10,9 +10,9 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, OF_RANKS, attention_forward_flops, computed
-from sp_bench.driver import plan
 from sp_bench.kernels import chunked, fla
 from sp_bench.oracle import delta
+from sp_bench.planning import plan
 
 QWEN3_NEXT = AttentionShape(*(1, 131_072, 32, 16, 128, True, "bfloat16"), gated_delta=True)
 ULYSSES = MethodConfig("ulysses")

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sp_bench.driver import device_time, plan, proven
+from sp_bench.driver import proven
+from sp_bench.planning import device_time, plan
 
 DEVICE = "NVIDIA H200"
 

@@ -3,8 +3,9 @@
 import pytest
 
 from sp_bench import hardware
-from sp_bench.driver import campaign, identity, overrides, sweep
+from sp_bench.driver import campaign
 from sp_bench.look import doctor
+from sp_bench.planning import identity, overrides, sweep
 from sp_bench.rows import store
 
 from .rows import ENV_ID, row

@@ -13,7 +13,7 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import score_pairs
-from sp_bench.driver import plan
+from sp_bench.planning import plan
 
 FIXED = {"workload__packing": "fixed", "workload__document_len": 128, "seq_len": 1024}
 

@@ -23,11 +23,11 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.costs import training as training_costs
-from sp_bench.driver import plan
-from sp_bench.driver.overrides import choices
 from sp_bench.engines import requirements, zero3
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.planning import plan
+from sp_bench.planning.overrides import choices
 from sp_bench.training import model
 
 from .rows import asked_for

@@ -7,9 +7,9 @@ import pytest
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.device_rates import DeviceRates
-from sp_bench.driver import overrides, sweep
 from sp_bench.look import health
 from sp_bench.look.health import Device, Health
+from sp_bench.planning import overrides, sweep
 from sp_bench.predict import fitted
 
 STATE = {

@@ -11,7 +11,7 @@ from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config.engine import EngineConfig
 from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.method import MethodConfig
-from sp_bench.driver import identity, source_hash
+from sp_bench.planning import identity, source_hash
 
 CODE = '''
 """What it is about."""

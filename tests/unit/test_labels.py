@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from sp_bench.config.documents import cut, spans
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import plan
 from sp_bench.driver.derived import derived
 from sp_bench.methods import get
 from sp_bench.oracle.timed_step import CutShort, shorter_lengths
+from sp_bench.planning import plan
 from sp_bench.training import train
 
 from .records import record_of

@@ -13,10 +13,10 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, attention_forward_flops, flash_backward
+from sp_bench.costs.flops import step_flops
 from sp_bench.costs.work import projected_tokens, projection_flops
-from sp_bench.driver import plan
-from sp_bench.driver.derived import flops
 from sp_bench.kernels import flash_attn_4
+from sp_bench.planning import plan
 from sp_bench.report import templates
 
 from .rows import commit, row
@@ -123,7 +123,7 @@ def test_kernels_of_hopper_take_deepseeks_heads_or_say_that_they_do_not(name, ta
 def test_hardware_flops_are_those_of_the_kernel_and_of_the_up_projections(make_config, method):
     sends = {} if method == "ulysses" else {"method__sends": "latent"}
     config = make_config(model="deepseek_v2_lite", kernel="math", method=method, sp_size=4, seq_len=4096, **sends)
-    found, work = flops(config, 4096), methods.expected_work(config, 4096, 0)
+    found, work = step_flops(config, 4096), methods.expected_work(config, 4096, 0)
     assert work.attention_flops is not None
     assert work.matmul_flops is not None
     assert found["hardware_flops"] == work.attention_flops + work.matmul_flops["float32"]

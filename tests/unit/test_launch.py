@@ -13,9 +13,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.workload import WorkloadConfig
-from sp_bench.driver import plan, progress
+from sp_bench.driver import progress
 from sp_bench.measure import timing
 from sp_bench.measure.cuda_graph import Replay
+from sp_bench.planning import plan
 
 from .rows import asked_for, cells_of, row
 

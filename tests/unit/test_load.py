@@ -12,8 +12,9 @@ import pytest
 
 from sp_bench.cli import rows as verbs
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, campaign, identity, plan
-from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.driver import attempt, campaign
+from sp_bench.planning import identity, plan
+from sp_bench.planning.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.rows import store
 
 ROWS = 2_000

@@ -8,7 +8,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.workload import MIN_MESSAGE_BYTES
 from sp_bench.costs import message_sizes
 from sp_bench.costs.attention import AttentionShape, all_gather_traffic, ring_traffic, ulysses_traffic
-from sp_bench.driver import plan
+from sp_bench.planning import plan
 
 SIZES = [MIN_MESSAGE_BYTES * 4**power for power in range(7)]
 

@@ -11,9 +11,10 @@ from sp_bench.analysis.pattern_bytes import pattern_bytes
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.driver import plan, progress
+from sp_bench.driver import progress
 from sp_bench.driver.derived import derived
 from sp_bench.engines import hugging_face
+from sp_bench.planning import plan
 from sp_bench.training import text, train
 
 from .records import record_of

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sp_bench.driver.plan import Trial, plan
 from sp_bench.driver.progress import apart, label
+from sp_bench.planning.plan import Trial, plan
 from sp_bench.rows.names import tell_apart
 
 

@@ -13,8 +13,8 @@ from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.links import MessageTime, curve_problem, message_time
-from sp_bench.driver import overrides, plan, proofs, sweep
-from sp_bench.driver.overrides import conf_folder
+from sp_bench.planning import overrides, plan, proofs, sweep
+from sp_bench.planning.overrides import conf_folder
 from sp_bench.rows import names, store
 from sp_bench.rows.row import asked_for
 

@@ -14,8 +14,8 @@ import sp_bench
 from sp_bench.config.options import BY_PATH, OPTIONS
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import plan
-from sp_bench.driver.overrides import conf_folder
+from sp_bench.planning import plan
+from sp_bench.planning.overrides import conf_folder
 from sp_bench.rows import names, schema, store
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -154,7 +154,7 @@ def test_the_words_of_an_option_stand_at_its_declaration_alone():
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.path)
 def test_an_option_is_used_can_be_set_and_is_tested(option):
     conf = conf_folder()
-    uses = [*files((*STEERED, "driver")), Path(sp_bench.__file__).parent / "config" / "documents.py"]
+    uses = [*files((*STEERED, "driver", "planning")), Path(sp_bench.__file__).parent / "config" / "documents.py"]
     groups = (conf / option.group).glob("*.yaml") if option.group else [conf / "config.yaml"]
     word = re.compile(rf"(\b|__){option.name}\b")  # hardware__ranks_per_gpu=2 sets it in a test
     assert any(map(word.search, map(Path.read_text, uses)))

@@ -16,8 +16,8 @@ from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.outside import Source
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import identity, plan
 from sp_bench.engines import requirements
+from sp_bench.planning import identity, plan
 from sp_bench.rows.schema import SCHEMA
 
 from .rows import row

@@ -6,8 +6,8 @@ import pytest
 
 from sp_bench.cluster import packs
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import plan
-from sp_bench.driver.settings import DeadlinesConfig
+from sp_bench.planning import plan
+from sp_bench.planning.settings import DeadlinesConfig
 
 DEADLINES = DeadlinesConfig(init=60, correctness=60, warmup=60, measure=120)
 TRIAL_S = 3 * 60 + 60 + 60 + 2 * 120  # 540

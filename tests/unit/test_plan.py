@@ -15,9 +15,10 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.costs.training import block_shapes, num_parameters
-from sp_bench.driver import notes, plan, ranks
-from sp_bench.driver.overrides import choices
+from sp_bench.driver import notes, ranks
 from sp_bench.methods import double_ring
+from sp_bench.planning import plan
+from sp_bench.planning.overrides import choices
 from sp_bench.rows.row import asked_for
 
 

@@ -21,17 +21,17 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.nccl import outside_bytes
-from sp_bench.driver import overrides, sweep
-from sp_bench.driver.device_time import peak_device
-from sp_bench.driver.search import (
+from sp_bench.methods import outside_allocator
+from sp_bench.planning import overrides, sweep
+from sp_bench.planning.device_time import peak_device
+from sp_bench.planning.search import (
     OUTSIDE_ON_HOST_BYTES,
     SHORTEST_STEP_TOKENS,
     STARTS_FROM,
     TENSORS_SHARE,
     Search,
 )
-from sp_bench.driver.settings import SearchConfig
-from sp_bench.methods import outside_allocator
+from sp_bench.planning.settings import SearchConfig
 from sp_bench.predict import advice, candidates, decision_map, fitted, projection
 from sp_bench.predict.projection import Fit, Links, NotProjectable, attention_work
 

@@ -7,7 +7,8 @@ import pytest
 
 from sp_bench import handover
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import plan, proven
+from sp_bench.driver import proven
+from sp_bench.planning import plan
 from sp_bench.rows import plain_file, proofs, store
 from sp_bench.rows.proofs import Proof
 from sp_bench.rows.row import Outcome

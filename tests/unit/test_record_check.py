@@ -12,9 +12,9 @@ import pytest
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import PASS_KINDS
-from sp_bench.driver import plan
 from sp_bench.driver.derived import derived
 from sp_bench.driver.record_check import checked
+from sp_bench.planning import plan
 from sp_bench.rows import store
 from sp_bench.rows.row import Identity, Outcome, asked_for
 from sp_bench.rows.schema import COLUMNS

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.driver import attempt, plan
+from sp_bench.driver import attempt
 from sp_bench.driver.claims import Claims
 from sp_bench.driver.progress import Progress
-from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.driver.signals import Signals
+from sp_bench.planning import plan
+from sp_bench.planning.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.rows import schema, store
 from sp_bench.rows.row import Outcome
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_ahead, so_far
-from sp_bench.driver.settings import SearchConfig
+from sp_bench.planning.search import Course, Edge, Probe, Search, next_step, probes_ahead, so_far
+from sp_bench.planning.settings import SearchConfig
 
 SETTINGS = SearchConfig(resolution=0.02, max_probes=40, start=None, longest=None)
 

@@ -6,8 +6,8 @@ import pytest
 
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import plan
 from sp_bench.measure.timing import num_steps
+from sp_bench.planning import plan
 
 
 def test_eager_code_is_the_cell_of_old_rows_and_compiled_code_is_not(make_config):

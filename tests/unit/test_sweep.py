@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import overrides, sweep
-from sp_bench.driver.settings import CampaignConfig
+from sp_bench.planning import overrides, sweep
+from sp_bench.planning.settings import CampaignConfig
 
 
 def points(blocks, *cells, max_points=2000):

@@ -12,11 +12,12 @@ import pytest
 
 from sp_bench import handover
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import devices, plan, verdict, watched_time
+from sp_bench.driver import devices, verdict, watched_time
 from sp_bench.driver import launch as launching
 from sp_bench.driver import ranks as ranks_of
-from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Exit
+from sp_bench.planning import plan
+from sp_bench.planning.settings import DeadlinesConfig
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 LONG = DeadlinesConfig(60, 60, 60, 60)

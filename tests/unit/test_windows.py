@@ -30,8 +30,8 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.config.windows import Window, visible_pairs, whole
 from sp_bench.costs.attention import border_tokens, score_pairs
 from sp_bench.costs.training import attended_layers, train_step_traffic
-from sp_bench.driver import plan
 from sp_bench.kernels import math as by_definition
+from sp_bench.planning import plan
 
 KINDS = ("contiguous", "zigzag", "striped")
 

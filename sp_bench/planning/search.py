@@ -18,7 +18,7 @@ from sp_bench.config.options import canonical
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import PROVABLE_TOKENS, TRAINING
 from sp_bench.costs import memory, nccl
-from sp_bench.driver.settings import SearchConfig
+from sp_bench.planning.settings import SearchConfig
 from sp_bench.rows.names import as_asked, config_leaves
 
 LONGEST = 2**28  # tokens; beyond, a search has lost its way

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from sp_bench import hardware
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import allocation, plan, proofs
-from sp_bench.driver.device_time import peak_device
-from sp_bench.driver.plan import Trial
-from sp_bench.driver.settings import CampaignConfig
+from sp_bench.planning import allocation, plan, proofs
+from sp_bench.planning.device_time import peak_device
+from sp_bench.planning.plan import Trial
+from sp_bench.planning.settings import CampaignConfig
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sp_bench import hardware, methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
-from sp_bench.driver.derived import flops
+from sp_bench.costs.flops import step_flops
 
 # The share of the devices' peak that steps reach, for two purposes. The likely share estimates how long GPUs are
 # needed. The best share refuses trials, and must refuse none that would have ended in time.
@@ -55,7 +55,7 @@ def step_s(config: TrialConfig, device_name: str | None, share: float) -> float 
     if config.hardware.device != "cuda" or workload.name not in ("attention", *TRAINING) or peak is None:
         return None
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    return flops(config, layout.padded(config.seq_len))["hardware_flops"] / (config.world_size * peak * share)
+    return step_flops(config, layout.padded(config.seq_len))["hardware_flops"] / (config.world_size * peak * share)
 
 
 class Kind(NamedTuple):

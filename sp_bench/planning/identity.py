@@ -13,8 +13,8 @@ from pathlib import Path
 from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config.outside import Source
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver.source_hash import read, source_hash
 from sp_bench.kernels import REFERENCE
+from sp_bench.planning.source_hash import read, source_hash
 
 # Of these folders, a trial runs the files that its config names.
 SOURCE_OF = {"methods": methods.source_of, "kernels": kernels.source_of, "engines": engines.source_of}

@@ -27,7 +27,7 @@ from sp_bench.config.machine import HardwareConfig
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.yaml_text import read_yaml
-from sp_bench.driver.settings import CampaignConfig
+from sp_bench.planning.settings import CampaignConfig
 
 # The keys of the command line
 

@@ -25,7 +25,7 @@ class DeadlinesConfig:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Settings of the search that seq_len=max starts (driver/search.py)."""
+    """Settings of the search that seq_len=max starts (planning/search.py)."""
 
     resolution: float  # the bracket's width over its shorter end
     max_probes: int  # trials of one search in one run; existing rows do not count

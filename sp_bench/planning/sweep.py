@@ -7,7 +7,7 @@ blocks, each a product. Without a sweep file, the command line is the only block
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 
 from sp_bench import methods
 from sp_bench.config import documents
 from sp_bench.config.parsing import ConfigError, dotted, parse, shown
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import overrides
-from sp_bench.driver.plan import cell_id
-from sp_bench.driver.progress import composing
-from sp_bench.driver.search import LONGEST, STARTS_FROM, Search
-from sp_bench.driver.settings import CampaignConfig
+from sp_bench.planning import overrides
+from sp_bench.planning.plan import cell_id
+from sp_bench.planning.search import LONGEST, STARTS_FROM, Search
+from sp_bench.planning.settings import CampaignConfig
 
 LENGTH, MAX = "seq_len", "max"
 Point = Mapping[str, Any]  # a key of the command line -> its value
@@ -109,7 +109,7 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
             # (group, file) -> what the file says
             chosen = {(group, default[group]["name"]): default[group] for group in overrides.GROUPS}
             trials = []
-            for point in composing(expand(merge_blocks(blocks, request.cells), settings.max_points)):
+            for point in _composing(expand(merge_blocks(blocks, request.cells), settings.max_points)):
                 files = {group: point[group] for group in overrides.GROUPS if group in point}
                 for group, file in files.items():
                     if (group, file) not in chosen:
@@ -288,3 +288,15 @@ def with_options(composed: Mapping[str, Any], options: Point) -> dict[str, Any]:
             raise ConfigError(f"{key}: {group}={node['name']} has no such option; it has {known or 'none'}{having}")
         node[name] = value
     return changed
+
+
+def _composing(points: Sequence[Any]) -> Iterator[Any]:
+    """The points, with a count on stderr while Hydra composes them."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
+        yield from points
+        return
+    with stderr.status("") as status:
+        for index, point in enumerate(points, 1):
+            status.update(f"composing {index}/{len(points)}")
+            yield point

@@ -13,8 +13,8 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
 from sp_bench.costs import links, memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
-from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
+from sp_bench.planning.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.rows import names
 from sp_bench.rows.row import Resolved
 
