@@ -1,10 +1,10 @@
 """Options of the local attention kernel."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from sp_bench.config.declared import Declared
-from sp_bench.config.workload import ATTENTION
+from sp_bench.config.workload import ATTENTION, TRAINING
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,12 @@ class KernelConfig:
             },
         ),
     ]
+    delta: Annotated[
+        Literal["chunked", "fla"] | None,
+        Declared(
+            "training: kernel of layers of kind delta; null: chunked",
+            column="delta_kernel",
+            of=TRAINING,
+            words={"fla": "with flash-linear-attention", "chunked": "with plain chunks"},
+        ),
+    ] = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from sp_bench.config.declared import Declared
 from sp_bench.config.parsing import require_positive
-from sp_bench.config.workload import ATTENTION
+from sp_bench.config.workload import ATTENTION, TRAINING
 
 OF_ANY_SIZE = ("ulysses", "ring", "all_gather")  # methods whose options fit any number of ranks
 
@@ -161,6 +161,16 @@ class MethodConfig:
     own: Annotated[
         Mapping[str, str | int | float | bool | None] | None,
         Declared("of a method from outside: the options that it declares itself", column=None, of=ATTENTION),
+    ] = None
+    states: Annotated[
+        Literal["gather", "chain"] | None,
+        Declared(
+            "training: in layers of kind delta, states pass by gather or from rank to rank (chain), as in "
+            "state_passing; null: heads are exchanged, as in ulysses",
+            of=TRAINING,
+            words={"gather": "states by gather", "chain": "states from rank to rank"},
+            named=True,
+        ),
     ] = None
 
     def __post_init__(self) -> None:

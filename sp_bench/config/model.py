@@ -8,6 +8,8 @@ from sp_bench.config.parsing import ConfigError, require_at_least, require_at_mo
 from sp_bench.config.prose import Prose
 from sp_bench.config.workload import ATTENTION, PROVABLE_TOKENS, TRAINING
 
+_DELTA_SIZES = ("delta_heads", "delta_kv_heads", "delta_head_dim")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -33,6 +35,7 @@ class ModelConfig:
                 "deepseek_v2_lite": "DeepSeek-V2-Lite",
                 "deepseek_v3": "DeepSeek-V3",
                 "qwen3_next_linear": "Qwen3-Next's linear layers",
+                "qwen3_next_dense": "Qwen3-Next with a dense MLP",
                 "tiny": "a tiny model",
             },
         ),
@@ -101,8 +104,8 @@ class ModelConfig:
     layers: Annotated[
         str | None,
         Declared(
-            "training: kinds of attention of the layers, from the first on and over again: full and window, with + "
-            "between them; null: full",
+            "training: kinds of attention of the layers, from the first on and over again: full, window and delta (the "
+            "gated delta rule), with + between them; null: full",
             column="layer_kinds",
             of=TRAINING,
             none_means="full",
@@ -134,6 +137,11 @@ class ModelConfig:
             head="layers' sinks",
         ),
     ] = False
+    delta_heads: Annotated[int | None, Declared("layers of kind delta: heads of values and states", column=None)] = None
+    delta_kv_heads: Annotated[int | None, Declared("layers of kind delta: heads of queries and keys", column=None)] = (
+        None
+    )
+    delta_head_dim: Annotated[int | None, Declared("layers of kind delta: size of one head", column=None)] = None
 
     def __post_init__(self) -> None:
         self._check_layers()
@@ -150,6 +158,7 @@ class ModelConfig:
             "qk_rope_head_dim",
             "vocab_size",
             "rope_original_seq_len",
+            *_DELTA_SIZES,
         )
         self._require_whole_scaling()
         require_at_most(self, MAX_COUNT, "num_heads", "num_kv_heads")
@@ -184,11 +193,20 @@ class ModelConfig:
 
     def _check_layers(self) -> None:
         words = (self.layers or "full").split("+")
-        if unknown := [word for word in words if word not in ("full", "window")]:
+        if unknown := [word for word in words if word not in ("full", "window", "delta")]:
             raise ConfigError(
-                f"model.layers={self.layers}: {unknown[0]!r} is no kind of attention; use full and window with + "
-                "between them, as window+full"
+                f"model.layers={self.layers}: {unknown[0]!r} is no kind of attention; use full, window and delta with "
+                "+ between them, as window+full"
             )
+        sizes = {name: getattr(self, name) for name in _DELTA_SIZES}
+        said: Prose = ", ".join(f"model.{name}={size}" for name, size in sizes.items())
+        if any(("delta" in words) != (size is not None) for size in sizes.values()):
+            raise ConfigError(
+                f"model.layers={self.layers}, {said}: layers of kind delta need all of these sizes, and others have "
+                "none; use all, or none"
+            )
+        if (self.delta_heads or 0) % (self.delta_kv_heads or 1):
+            raise ConfigError(f"{said}: each head of keys has equally many of values; use a divisor of delta_heads")
         if ("window" in words) != (self.window is not None):
             raise ConfigError(
                 f"model.layers={self.layers}, model.window={self.window}: layers of kind window need a model.window, "
@@ -199,7 +217,7 @@ class ModelConfig:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of attention of each layer: full | window."""
+        """The kind of attention of each layer: full | window | delta."""
         words = (self.layers or "full").split("+")
         return tuple(words[index % len(words)] for index in range(self.num_layers))
 
@@ -209,7 +227,8 @@ class ModelConfig:
         order = tuple(dict.fromkeys(self.kinds))
         number = min(max(num_layers, len(order)), self.num_layers)
         window = self.window if "window" in order else None
-        return replace(self, num_layers=number, layers=self.layers and "+".join(order), window=window)
+        sizes = {} if "delta" in order else dict.fromkeys(_DELTA_SIZES)
+        return replace(self, num_layers=number, layers=self.layers and "+".join(order), window=window, **sizes)
 
     def _require_whole_scaling(self) -> None:
         of_scaling = ("rope_scaling", "rope_factor", "rope_original_seq_len")

@@ -113,6 +113,7 @@ class TrialConfig:
         self._check_latent()
         if self.model.attention == "gated_delta" and self.workload.name != "collective":
             self._check_gated_delta()
+        self._check_delta_layers()
         checkpointing = self.workload.activation_checkpointing
         if self.method.layout == "zigzag_by_kind" and checkpointing == "selective_output":
             raise ConfigError(
@@ -170,6 +171,37 @@ class TrialConfig:
         for option, (value, proven) in unusual.items():
             if value != proven:
                 raise ConfigError(f"{option}={value}: {said} is proven with {option}={proven} alone; use that")
+
+    def _check_delta_layers(self) -> None:
+        if not self.trains or "delta" not in self.model.kinds:
+            for option, value in (("method.states", self.method.states), ("kernel.delta", self.kernel.delta)):
+                if value is not None:
+                    raise ConfigError(
+                        f"{option}={value} is of layers of kind delta, and workload={self.workload.name} with "
+                        f"model={self.model.name} has none; leave it out"
+                    )
+            return
+        workload, method = self.workload, self.method
+        proven = {
+            "workload": (workload.name, ("train_step",)),
+            "workload.packing": (workload.packing, ("none",)),
+            "workload.fit": (workload.fit, (False,)),
+            "workload.linear_dtype": (workload.linear_dtype, ("model",)),
+            "workload.checkpoint_offload": (workload.checkpoint_offload, (False,)),
+            "workload.activation_checkpointing": (
+                workload.activation_checkpointing,
+                ("none", "selective", "selective_mlp"),
+            ),
+            "method": (method.name, ("ulysses", "single")),
+            "method.head_chunks": (method.head_chunks or 1, (1,)),
+            "method.exchange": (method.exchange or "collectives", ("collectives",)),
+        }
+        for option, (value, values) in proven.items():
+            if value not in values:
+                raise ConfigError(
+                    f"{option}={value}: layers of kind delta (model={self.model.name}) are proven with "
+                    f"{' and '.join(map(str, values))} alone; use {option}={values[0]}"
+                )
 
     def _check_latent(self) -> None:
         model, workload = self.model, self.workload
@@ -335,8 +367,8 @@ class TrialConfig:
 
     @property
     def kinds(self) -> Mapping[str, int]:
-        """How often one forward calls attention of each kind, full | window: once a layer. Attention alone is of one
-        kind, and called once."""
+        """How often one forward calls attention of each kind, full | window | delta: once a layer. Attention alone is
+        of one kind, and called once."""
         if self.trains:
             return Counter(self.model.kinds)
         return {"full" if self.workload.window is None else "window": 1}
@@ -403,8 +435,14 @@ class TrialConfig:
         """The attention call of layers of a kind at `seq_len` global tokens (the full, padded or reduced length); None:
         full, if there are such layers. Where each document is cut over all ranks, it is padded to equal chunks, so that
         there may be more tokens."""
-        kind = kind or ("full" if "full" in self.kinds else "window")
+        kind = kind or next(each for each in ("full", "window", "delta") if each in self.kinds)
         m, lengths = self.model, self.documents(seq_len)
+        if kind == "delta":
+            assert m.delta_heads is not None
+            assert m.delta_kv_heads is not None
+            assert m.delta_head_dim is not None
+            sizes = m.delta_heads, m.delta_kv_heads, m.delta_head_dim
+            return AttentionShape(self.batch_size, seq_len, *sizes, True, self.dtype, gated_delta=True)
         if lengths and self.method.layout == "document_zigzag":
             lengths = padded(lengths, 2 * self.sp_size)
             seq_len = sum(lengths)
@@ -418,6 +456,16 @@ class TrialConfig:
             qk_rope_head_dim=m.qk_rope_head_dim,
             gated_delta=m.attention == "gated_delta",
         )
+
+    def method_of(self, kind: str) -> MethodConfig:
+        """How attention of a kind is split over the ranks."""
+        if kind != "delta" or self.method.states is None:
+            return self.method
+        return MethodConfig("state_passing", variant=self.method.states)
+
+    def kernel_of(self, kind: str) -> str:
+        """The kernel of attention of a kind."""
+        return self.kernel.delta or "chunked" if kind == "delta" else self.kernel.name
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain JSON-ready values; `parse(TrialConfig, ...)` reads them back."""

@@ -5,7 +5,7 @@ N * R ranks in all. A step is an optimizer step with all its micro-batches.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
@@ -15,7 +15,14 @@ from statistics import median
 from sp_bench.config.model import ModelConfig
 from sp_bench.config.shape import ELEMENT_BYTES
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, add_traffic, attention_forward_flops, scale_traffic
+from sp_bench.costs.attention import (
+    Traffic,
+    add_traffic,
+    attention_forward_flops,
+    backward_per_forward,
+    computed,
+    scale_traffic,
+)
 from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 
 OUR_DECODER = ("fsdp2", "deepspeed")  # engines that train our decoder, and so call our methods and kernels
@@ -31,25 +38,54 @@ FLOAT8_MULTIPLE = {"float8_rowwise": 16, "float8_tensorwise": 16, "float8_blockw
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
 
-def block_shapes(model: ModelConfig) -> ParameterShapes:
-    """The parameters of one decoder layer, which is one FSDP group."""
+def block_shapes(model: ModelConfig, kind: str = "full") -> ParameterShapes:
+    """The parameters of one decoder layer with attention of a kind, which is one FSDP group."""
     hidden, q_size, kv_size = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
+    around: dict[str, tuple[int, ...]] = {
         "attention_norm.weight": (hidden,),
-        "attention.q.weight": (q_size, hidden),
-        "attention.k.weight": (kv_size, hidden),
-        "attention.v.weight": (kv_size, hidden),
-        "attention.out.weight": (hidden, q_size),
         "feed_forward_norm.weight": (hidden,),
         "feed_forward.gate.weight": (model.intermediate_size, hidden),
         "feed_forward.up.weight": (model.intermediate_size, hidden),
         "feed_forward.down.weight": (hidden, model.intermediate_size),
+    }
+    if kind == "delta":
+        return around | _delta_shapes(model)
+    shapes = around | {
+        "attention.q.weight": (q_size, hidden),
+        "attention.k.weight": (kv_size, hidden),
+        "attention.v.weight": (kv_size, hidden),
+        "attention.out.weight": (hidden, q_size),
     }
     if model.qkv_bias:
         shapes |= {"attention.q.bias": (q_size,), "attention.k.bias": (kv_size,), "attention.v.bias": (kv_size,)}
     if model.qk_norm:
         shapes |= {"attention.q_norm.weight": (model.head_dim,), "attention.k_norm.weight": (model.head_dim,)}
     return shapes | {"attention.sinks": (model.num_heads,)} if model.sinks else shapes
+
+
+def _delta_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    heads, kv_heads, dim = (size or 0 for size in (model.delta_heads, model.delta_kv_heads, model.delta_head_dim))
+    hidden = model.hidden_size
+    return {
+        "attention.log_rate": (heads,),
+        "attention.q.weight": (kv_heads * dim, hidden),
+        "attention.k.weight": (kv_heads * dim, hidden),
+        "attention.v.weight": (heads * dim, hidden),
+        "attention.decay.weight": (heads, hidden),
+        "attention.decay.bias": (heads,),
+        "attention.beta.weight": (heads, hidden),
+        "attention.out_norm.weight": (dim,),
+        "attention.out.weight": (hidden, heads * dim),
+    }
+
+
+def of_layers(model: ModelConfig, count: Callable[[ParameterShapes], int]) -> int:
+    """The sum over all layers of what `count` gives of the parameters of one."""
+    return sum(number * count(block_shapes(model, kind)) for kind, number in Counter(model.kinds).items())
+
+
+def _elements(shapes: ParameterShapes) -> int:
+    return sum(map(prod, shapes.values()))
 
 
 def root_shapes(model: ModelConfig) -> ParameterShapes:
@@ -73,18 +109,17 @@ def takes_mean_of_means(config: TrialConfig) -> bool:
 
 def num_parameters(model: ModelConfig) -> int:
     """Elements of all parameters."""
-    block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
-    return root + model.num_layers * block
+    return _elements(root_shapes(model)) + of_layers(model, _elements)
 
 
-def block_matmul_parameters(model: ModelConfig) -> int:
-    """Elements of one layer's matrices. Each element costs 2 FLOPs a token in the forward."""
-    return sum(prod(shape) for shape in block_shapes(model).values() if len(shape) == 2)
+def layers_matmul_parameters(model: ModelConfig) -> int:
+    """Elements of all layers' matrices. Each element costs 2 FLOPs a token in the forward."""
+    return of_layers(model, lambda shapes: sum(prod(shape) for shape in shapes.values() if len(shape) == 2))
 
 
 def matmul_parameters(model: ModelConfig) -> int:
     """Elements of all matrices that are multiplied by. The head counts, tied or not; the embedding lookup does not."""
-    return model.num_layers * block_matmul_parameters(model) + model.vocab_size * model.hidden_size
+    return layers_matmul_parameters(model) + model.vocab_size * model.hidden_size
 
 
 def _attention_flops(config: TrialConfig, seq_len: int) -> int:
@@ -159,8 +194,7 @@ def matmul_flops(config: TrialConfig, padded_seq_len: int) -> int:
 def _layer_flops(config: TrialConfig, padded_seq_len: int) -> tuple[int, int]:
     """FLOPs of the products of the layers' matrices in one step: of the forward, also where it is computed again, and
     of the backward."""
-    tokens = 2 * config.model.num_layers * _tokens(config, padded_seq_len)
-    matrices = block_matmul_parameters(config.model)
+    tokens, matrices = 2 * _tokens(config, padded_seq_len), layers_matmul_parameters(config.model)
     return tokens * (matrices + _repeated_parameters(config)), tokens * 2 * matrices
 
 
@@ -186,7 +220,7 @@ def _scored_tokens(config: TrialConfig, padded_seq_len: int) -> int:
 
 
 def _repeated_parameters(config: TrialConfig) -> int:
-    """Elements of one layer's matrices that activation checkpointing multiplies by again.
+    """Elements of all layers' matrices that activation checkpointing multiplies by again.
 
     A recomputed layer stops at the last tensor that its backward needs, the input of `feed_forward.down`. So the
     product with that matrix is not repeated. Under ZeRO-3 it is: DeepSpeed's linear layers keep their input when they
@@ -195,22 +229,26 @@ def _repeated_parameters(config: TrialConfig) -> int:
     model, checkpointing = config.model, config.workload.activation_checkpointing
     if checkpointing in (None, "none"):
         return 0
-    mlp = model.hidden_size * model.intermediate_size
+    mlp = model.num_layers * model.hidden_size * model.intermediate_size  # one matrix of each layer
     if config.engine.name == "megatron" and checkpointing == "selective":
         return 3 * mlp  # its MLPs alone, and whole
     if config.engine.name in (*ZERO_3, "megatron"):  # Megatron's checkpointing repeats whole layers
         # DeepSpeed's TiledMLP keeps its input alone, so its backward repeats its forward once more
-        return block_matmul_parameters(model) + (3 * mlp if config.workload.mlp_tile_tokens else 0)
+        return layers_matmul_parameters(model) + (3 * mlp if config.workload.mlp_tile_tokens else 0)
     kept = 3 * mlp if checkpointing == "selective_mlp" else mlp
     if config.workload.linear_dtype != "model":  # as under ZeRO-3: an input is kept when the output is computed
         kept -= mlp
-    return block_matmul_parameters(model) - kept
+    return layers_matmul_parameters(model) - kept
 
 
 def attention_flops(config: TrialConfig, padded_seq_len: int) -> int:
     """The part of `hardware_flops` that is attention."""
-    forward = _attention_flops(config, padded_seq_len)
-    return (1 + _recomputed(config)) * forward + int(forward * FLASH_BACKWARD)
+    total = 0
+    for kind, number in attended(config).items():
+        shape = replace(config.attention_shape(padded_seq_len, kind), batch_size=1)
+        forward = config.num_sequences * number * attention_forward_flops(computed(config.method_of(kind), shape))
+        total += (1 + _recomputed(config)) * forward + int(forward * backward_per_forward(shape))
+    return total
 
 
 def _recomputed(config: TrialConfig) -> bool:
@@ -226,19 +264,19 @@ def updated_elements(config: TrialConfig, rank: int) -> int:
     """
     if config.engine.name in FSDP2 and config.world == "one_rank":
         shard = rank % config.num_shards
-        return sum(
-            times * _elements_of_shard(shape, shard, config.num_shards)
-            for times, shapes in ((1, root_shapes), (config.model.num_layers, block_shapes))
-            for shape in shapes(config.model).values()
-        )
+
+        def of_rank(shapes: ParameterShapes) -> int:
+            return sum(_elements_of_shard(shape, shard, config.num_shards) for shape in shapes.values())
+
+        return of_rank(root_shapes(config.model)) + of_layers(config.model, of_rank)
     if config.engine.name in FSDP2:
         return config.dp_replicate_size * num_parameters(config.model)
     size = config.world_size
-    block, root = (
-        sum(-(-prod(shape) // size) * size for shape in shapes(config.model).values())
-        for shapes in (block_shapes, root_shapes)
-    )
-    return root + config.model.num_layers * block
+
+    def padded(shapes: ParameterShapes) -> int:
+        return sum(-(-prod(shape) // size) * size for shape in shapes.values())
+
+    return padded(root_shapes(config.model)) + of_layers(config.model, padded)
 
 
 def _updated_by(config: TrialConfig) -> str:
@@ -324,11 +362,11 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
     """
     num_shards, replicas = config.num_shards, config.dp_replicate_size
     root = _shard_elements(root_shapes(config.model), num_shards)
-    blocks = config.model.num_layers * _shard_elements(block_shapes(config.model), num_shards)
+    blocks = of_layers(config.model, lambda shapes: _shard_elements(shapes, num_shards))
     gathers, element = 1 if config.engine.reshard_after_forward is False else 2, ELEMENT_BYTES[config.dtype]
     narrower = 0
     if gathers_float8(config):
-        narrower = config.model.num_layers * block_matmul_parameters(config.model) // num_shards * (element - 1)
+        narrower = layers_matmul_parameters(config.model) // num_shards * (element - 1)
     gathered = (num_shards - 1) * ((root + gathers * blocks) * element - gathers * narrower)
     reduced = (root + blocks) * _reduce_bytes(config)
     gradients = {

@@ -17,7 +17,7 @@ from sp_bench.driver.source_hash import read, source_hash
 from sp_bench.kernels import REFERENCE
 
 # Of these folders, a trial runs the files that its config names.
-BY_NAME = ("methods", "kernels", "engines")
+SOURCE_OF = {"methods": methods.source_of, "kernels": kernels.source_of, "engines": engines.source_of}
 
 
 def env_id(config: TrialConfig, model: str | None = None) -> str:
@@ -25,15 +25,14 @@ def env_id(config: TrialConfig, model: str | None = None) -> str:
 
     model: the device's name, as `hardware.device_model` gives it there; None: that of this machine.
     """
-    kernel = config.kernel.name if config.workload.name != "collective" else None  # messages without attention
-    engine = config.engine.name if config.workload.pass_kind == "step" else None
-    sources = (
-        methods.source_of(config.method.name),
-        kernels.source_of(kernel) if kernel else None,
-        engines.source_of(engine) if engine else None,
-    )
+    named = {("methods", config.method_of(kind).name) for kind in config.kinds}
+    if config.workload.name != "collective":  # messages without attention
+        named |= {("kernels", config.kernel_of(kind)) for kind in config.kinds}
+    if config.workload.pass_kind == "step":
+        named.add(("engines", config.engine.name))
+    sources = (SOURCE_OF[folder](name) for folder, name in sorted(named, reverse=True))
     from_outside = tuple(f"{source.kind} {source.name} {outside_hash(source)}" for source in sources if source)
-    return _env_id(config.hardware.device, model, config.method.name, kernel, engine, from_outside)
+    return _env_id(config.hardware.device, model, tuple(sorted(named)), from_outside)
 
 
 def is_edited(config: TrialConfig, planned_with: str) -> bool:
@@ -78,11 +77,8 @@ def core_id(device: str, model: str | None = None) -> str:
 
 
 @cache
-def _env_id(
-    device: str, model: str | None, method: str, kernel: str | None, engine: str | None, from_outside: tuple[str, ...]
-) -> str:
-    named = zip(BY_NAME, (method, kernel, engine), strict=True)
-    files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named if name]
+def _env_id(device: str, model: str | None, named: tuple[tuple[str, str], ...], from_outside: tuple[str, ...]) -> str:
+    files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named]
     own = _with_imports(files) - set(_shared())
     return _digest([core_id(device, model), *(_file_hash(path) for path in sorted(own)), *from_outside])
 

@@ -64,16 +64,17 @@ def unsupported_reason(
         return reason
     for kind in config.kinds:
         shape = config.attention_shape(config.seq_len, kind)
+        of_kind, kernel = config.method_of(kind), config.kernel_of(kind)
         # first: a library need not be here to lack it
-        if reason := methods.packing_reason(config.method, shape) or methods.window_reason(config.method, shape):
+        if reason := methods.packing_reason(of_kind, shape) or methods.window_reason(of_kind, shape):
             return reason
-        if reason := methods.values_reason(config.method, shape) or methods.delta_reason(config.method, shape):
+        if reason := methods.values_reason(of_kind, shape) or methods.delta_reason(of_kind, shape):
             return reason
-        if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
+        if reason := methods.get(of_kind.name).unsupported_reason(of_kind, kernel, shape, config.sp_size):
             return reason
-        if reason := kernels.delta_reason(config.kernel.name, shape):
+        if reason := kernels.delta_reason(kernel, shape) or kernels.window_reason(kernel, shape):
             return reason
-        if reason := kernels.window_reason(config.kernel.name, shape):
+        if kind == "delta" and (reason := kernels.get(kernel).unsupported_reason(shape, config.hardware.device)):
             return reason
     shape = config.attention_shape(config.seq_len)
     library_packs = config.kernel.name in getattr(method, "OWN_PACKED_KERNELS", ())
@@ -219,8 +220,10 @@ def _one_rank_reason(config: TrialConfig) -> str | None:
             return f"world=one_rank: {option}={value} goes past the process group, which models the links; leave it out"
     if config.hardware.ranks_per_gpu > 1:
         return f"world=one_rank has its GPU alone, not hardware.ranks_per_gpu={config.hardware.ranks_per_gpu}; use 1"
-    if config.method.name == "state_passing" and config.method.variant == "chain":
-        return "world=one_rank with method.variant=chain: each rank waits for all before it; use method.variant=gather"
+    passing = {"variant": config.method.variant, "states": config.method.states}
+    if chained := [option for option, value in passing.items() if value == "chain"]:
+        said = f"world=one_rank with method.{chained[0]}=chain"
+        return f"{said}: each rank waits for all before it; use method.{chained[0]}=gather"
     return None
 
 

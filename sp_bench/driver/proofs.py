@@ -42,8 +42,10 @@ def _options(config: TrialConfig) -> dict[str, Any]:
         path: option.none_means if (value := option.value(config)) is None else value for path, option in shared.items()
     }
     if trains:
-        windows = {config.attention_shape(config.seq_len, kind).window is not None for kind in config.kinds}
-        kinds = "+".join(("full", "window")[has] for has in sorted(windows))
+        shapes = {kind: config.attention_shape(config.seq_len, kind) for kind in config.kinds}
+        # a window of the whole sequence hides nothing
+        of_kinds = {"full" if kind == "window" and not shape.window else kind for kind, shape in shapes.items()}
+        kinds = "+".join(sorted(of_kinds, key=["delta", "full", "window"].index))
         return values | {"model.layers": None if kinds == "full" else kinds, "model.sinks": config.model.sinks}
     uneven = config.model.v_head_dim not in (None, config.model.head_dim)
     of_heads = dict(zip(_OF_HEADS, (uneven, config.model.kv_lora_rank is not None), strict=True))

@@ -23,7 +23,7 @@ def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     if config.engine.name in HUGGING_FACE and config.kernel.name == "flash_attn" and config.workload.packing != "none":
         twin = replace(twin, kernel=config.kernel)
     method = methods.get(config.method.name)
-    shapes = [twin.attention_shape(config.seq_len, kind) for kind in twin.kinds]
+    shapes = [twin.attention_shape(config.seq_len, kind) for kind in twin.kinds if kind != "delta"]
     if not any(method.unsupported_reason(config.method, REFERENCE, shape, config.sp_size) for shape in shapes):
         return twin, "method"
     cut = method.layout(config.method, config.sp_size)

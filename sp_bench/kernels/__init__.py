@@ -103,7 +103,8 @@ class DeltaKernel(Protocol):
         scale: float,
     ) -> "tuple[Tensor, Tensor]":
         """q, k [B,n,Hk,D]; v [B,n,H,E]; g, the logarithm of the decay in fp32 (fp64), and beta [B,n,H]; state
-        [B,H,D,E] in fp32 (fp64) before the first token, None: 0 -> out [B,n,H,E], and the state after the last token.
+        [B,H,D,E] in fp32 (fp64) before the first token, None: 0 -> out [B,n,H,E] in v's dtype, and the state after the
+        last token.
         Value head h reads the queries and keys of head h // (H/Hk)."""
         ...
 

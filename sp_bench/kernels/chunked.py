@@ -27,7 +27,8 @@ def attend(
     import torch
     from torch.nn.functional import pad
 
-    wide, tokens, heads = (torch.float64 if q.dtype == torch.float64 else torch.float32), q.shape[1], v.shape[2]
+    dtype, tokens, heads = v.dtype, q.shape[1], v.shape[2]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
     q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
     # [B,n,H,.] -> [B,H,n/c,c,.] in the wide dtype. Padded tokens change no state: no decay, no key, no value
     lacking = -tokens % CHUNK
@@ -52,4 +53,4 @@ def attend(
         update = own[:, :, chunk] - taken[:, :, chunk] @ now
         outs.append(queries[:, :, chunk] @ now + scores[:, :, chunk] @ update)
         now = last[:, :, chunk].exp() * now + keys[:, :, chunk] @ update
-    return torch.cat(outs, dim=2)[:, :, :tokens].transpose(1, 2), now
+    return torch.cat(outs, dim=2)[:, :, :tokens].transpose(1, 2).to(dtype), now

@@ -7,11 +7,12 @@ kernel without CUDA kernels of its own, the operations of torch inside the kerne
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sp_bench import kernels
 from sp_bench.config.trial import TrialConfig
-from sp_bench.kernels import LOOKS_LIKE_ATTENTION, Launches
+from sp_bench.kernels import LOOKS_LIKE_ATTENTION, OF_DELTA, Launches
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Measurement
 from sp_bench.measure.work import PRODUCT_NAMES, Work, shown
@@ -23,35 +24,41 @@ def columns(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[st
     Raises:
         Incorrect: a rank launched another kernel than the trial's, or not as often as it called it.
     """
-    name, total = config.kernel.name, Counter[str]()
+    names, total = sorted({config.kernel_of(kind) for kind in config.kinds}), Counter[str]()
     for rank, m in enumerate(measurements):
         if m.cuda_kernels is not None:
-            _require_no_other(name, m.cuda_kernels)
+            _require_no_other(names, m.cuda_kernels)
         if config.workload.name == "collective":
             continue
         calls = m.expected.kernel_calls is not None
-        if m.cuda_kernels is None or kernels.get(name).CUDA_KERNELS is None:
-            total.update(_require_ops(rank, name, m.work) if calls else _require_no_other_ops(rank, name, m.work))
-        elif calls:
-            total.update(_require_launches(rank, name, m.cuda_kernels, m.work, m.profiled_steps))
-        else:
-            total.update(_require_any(name, m.cuda_kernels, config.workload.pass_kind))
+        for name in names:
+            work = replace(m.work, calls=m.work.calls - m.work.delta_calls)
+            if name in OF_DELTA:
+                work = replace(m.work, calls=m.work.delta_calls, kernel_ops=m.work.delta_ops)
+            if m.cuda_kernels is None or kernels.get(name).CUDA_KERNELS is None:
+                total.update(_require_ops(rank, name, work) if calls else _require_no_other_ops(rank, name, work))
+            elif calls:
+                total.update(_require_launches(rank, name, m.cuda_kernels, work, m.profiled_steps))
+            else:
+                total.update(_require_any(name, m.cuda_kernels, config.workload.pass_kind))
     if not total and measurements[0].cuda_kernels is None:
         return {}  # nothing is known of what ran
     return {"launched_kernels": sorted(total), "kernel_launches": dict(sorted(total.items()))}
 
 
-def _require_no_other(name: str, launched: Launches) -> None:
+def _require_no_other(names: Sequence[str], launched: Launches) -> None:
     """
     Raises:
         Incorrect: kernels of attention were launched that are not the trial's.
     """
-    if others := kernels.launched(launched, name).keys() - {name}:
-        raise Incorrect(f"kernel {name} was asked for, and {', '.join(sorted(others))} was launched")
-    if unknown := kernels.unknown(launched, name):
+    asked = " and ".join(names)
+    if others := set[str]().union(*(kernels.launched(launched, name) for name in names)) - {*names}:
+        raise Incorrect(f"kernel {asked} was asked for, and {', '.join(sorted(others))} was launched")
+    unknown = [kernels.unknown(launched, name) for name in names]
+    if unknown_to_all := {name: n for name, n in unknown[0].items() if all(name in each for each in unknown)}:
         raise Incorrect(
-            f"kernel {name} was asked for, and these were launched, which look like attention: {shown(unknown)}; if "
-            "they are its own, add them to CUDA_HELPERS in its file"
+            f"kernel {asked} was asked for, and these were launched, which look like attention: "
+            f"{shown(unknown_to_all)}; if they are its own, add them to CUDA_HELPERS in its file"
         )
 
 

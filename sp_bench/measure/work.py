@@ -38,23 +38,25 @@ class Work:
     """Counts of one step on one rank."""
 
     matmul_flops: Counter[str] = field(default_factory=Counter)  # dtype -> FLOPs outside the kernel
-    calls: Counter[str] = field(default_factory=Counter)  # of the kernel: forward, backward
+    calls: Counter[str] = field(default_factory=Counter)  # of the kernels: forward, backward
+    delta_calls: Counter[str] = field(default_factory=Counter)  # of those that compute the gated delta rule
     attention_flops: int = 0  # of these calls: mask-exact, and `flash_backward` of the forward in the backward
     attention_dtypes: set[str] = field(default_factory=set)  # of q, k and v in these calls
     kernel_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, inside the kernel
-    other_ops: Counter[str] = field(default_factory=Counter)  # the same outside it, of ops that look like attention
+    delta_ops: Counter[str] = field(default_factory=Counter)  # the same inside that of the gated delta rule
+    other_ops: Counter[str] = field(default_factory=Counter)  # outside kernels, of ops that look like attention
     eager_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, of EAGER_OPS
     half_sums: int = 0  # of two matrices in half precision, as of gradients; activations have three dimensions or more
     updated_elements: int = 0  # of the parameters that the optimizer updates on this rank
     updated_by: set[str] = field(default_factory=set)  # the optimizers' classes and the devices of what they update
     update_bytes: Counter[str] = field(default_factory=Counter)  # on CUDA: of memory_parts.SHARDS and MOMENTS
-    _in_kernel: bool = False
+    _inside: Counter[str] | None = None  # what counts the operations of the kernel that runs
 
     def see(self, op: Any, args: Sequence[Any]) -> None:
         """Count one operation of torch."""
         name = op._schema.name
-        if self._in_kernel:
-            self.kernel_ops[name] += 1
+        if self._inside is not None:
+            self._inside[name] += 1
         elif re.search(LOOKS_LIKE_ATTENTION, name):
             self.other_ops[name] += 1
         elif name in EAGER_OPS:
@@ -96,26 +98,28 @@ class Work:
             pairs = sum(length * length for length in documents) if documents else queries * k.shape[1]
         forward = 2 * batch * pairs * heads * (dim + v.shape[-1])
         of_backward = int(forward * flash_backward(dim, v.shape[-1]))
-        with self._call(pass_kind, forward if pass_kind == "forward" else of_backward, q, k, v):
+        with self._call(self.kernel_ops, pass_kind, forward if pass_kind == "forward" else of_backward, q, k, v):
             yield
 
     @contextmanager
     def delta_call(self, pass_kind: str, q: Tensor, k: Tensor, v: Tensor) -> Iterator[None]:
         """The same of a kernel of the gated delta rule. q, k [B,n,Hk,D]; v [B,n,H,E]."""
         forward = delta_flops(v.shape[0] * v.shape[1], v.shape[2], k.shape[3], v.shape[3])
-        with self._call(pass_kind, forward * (1 if pass_kind == "forward" else DELTA_BACKWARD), q, k, v):
+        self.delta_calls[pass_kind] += 1
+        flops = forward * (1 if pass_kind == "forward" else DELTA_BACKWARD)
+        with self._call(self.delta_ops, pass_kind, flops, q, k, v):
             yield
 
     @contextmanager
-    def _call(self, pass_kind: str, flops: int, q: Tensor, k: Tensor, v: Tensor) -> Iterator[None]:
+    def _call(self, ops: Counter[str], pass_kind: str, flops: int, q: Tensor, k: Tensor, v: Tensor) -> Iterator[None]:
         self.attention_flops += flops
         self.calls[pass_kind] += 1
         self.attention_dtypes |= {_name(x.dtype) for x in (q, k, v)}
-        self._in_kernel = True
+        self._inside = ops
         try:
             yield
         finally:
-            self._in_kernel = False
+            self._inside = None
 
     def see_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Count what a step of `optimizer` updates: this rank's parts of the parameters that have a gradient."""

@@ -75,14 +75,10 @@ class SequenceParallelAttention:
         made = projection(kernel)
         return replace(self, attend=lambda q, latent, up: self.attend(q, *made(latent, up, head_dim)))
 
-    def __call__(
-        self, q: "Tensor", k: "Tensor", v: "Tensor", kept: "Kept | None" = None, sinks: "Tensor | None" = None
-    ) -> "Tensor":
-        """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D], sinks [Hq] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order.
-        `kept` and `sinks` are for methods of this package that are ours."""
-        if sinks is not None:
-            return self.attend(q, k, v, kept, sinks)
-        return self.attend(q, k, v) if kept is None else self.attend(q, k, v, kept)
+    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", *rest: "Kept | Tensor | None") -> "Tensor":
+        """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order. rest: of
+        methods of this package that are ours a `Kept` or None, and sinks [Hq]; of the gated delta rule g and beta."""
+        return self.attend(q, k, v, *rest)
 
 
 class Method(Protocol):
@@ -397,18 +393,17 @@ def attention_traffic(config: TrialConfig, seq_len: int, rank: int | None = None
     """Bytes one rank sends off-rank in one attention call over `seq_len` tokens, forward and backward, in the mean over
     layers of several kinds; None: the method has no closed form. Where ranks send different numbers, those of `rank` of
     the world; without it, those of the rank that sends most, or where the method knows the mean alone, the mean."""
-    form, calls = closed_form(config.method.name), config.kinds
-    if form is None or config.workload.policy is not None:  # there each pass has its own documents and ranks
-        return None
-    mean: Traffic = {}
+    calls, mean = config.kinds, dict[tuple[str, str], Fraction]()
     for kind, number in calls.items():
-        shape = config.attention_shape(seq_len, kind)
-        differ = shape.window is not None or shape.gated_delta
-        if rank is not None and differ and config.method.name in OF_RANKS:
-            of_kind = OF_RANKS[config.method.name](config.method, shape, config.sp_size, rank % config.sp_size)
+        method, shape = config.method_of(kind), config.attention_shape(seq_len, kind)
+        form, differ = closed_form(method.name), shape.window is not None or shape.gated_delta
+        if form is None or config.workload.policy is not None:  # there each pass has its own documents and ranks
+            return None
+        if rank is not None and differ and method.name in OF_RANKS:
+            of_kind = OF_RANKS[method.name](method, shape, config.sp_size, rank % config.sp_size)
         else:
-            of_kind = form(config.method, shape, config.sp_size)
-        mean = add_traffic(mean, scale_traffic(of_kind, Fraction(number, sum(calls.values()))))
+            of_kind = form(method, shape, config.sp_size)
+        mean = {**add_traffic(mean, scale_traffic(of_kind, Fraction(number, sum(calls.values()))))}
     return mean
 
 
@@ -475,7 +470,7 @@ def real_place(config: TrialConfig) -> int | None:
     receives and sends; of states the last one, which puts the most together."""
     if config.world == "ranks" or config.real_rank is not None:
         return config.real_rank
-    if config.model.attention == "gated_delta":
+    if config.model.attention == "gated_delta" or config.method.states:
         return config.world_size - 1
     layout = get(config.method.name).layout(config.method, config.sp_size)
     of_kinds = [
@@ -518,12 +513,14 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     calls = {
         kind: of_kind
         for kind, shape in shapes.items()
-        if (of_kind := kernel_calls(config.method, shape, sp_size, sp_rank)) is not None
+        if (of_kind := kernel_calls(config.method_of(kind), shape, sp_size, sp_rank)) is not None
     }
     # A method from outside that does not say how it calls the kernel may multiply matrices anywhere.
     products = bool(calls) or source_of(name) is None
     # Nothing tells the products of torch's sdpa on its math backend from those of transformers' layers.
     products &= not (config.engine.name in training_costs.HUGGING_FACE and config.kernel.name == REFERENCE)
+    # Those that put states together are in the method, by no closed form.
+    products &= all(config.method_of(kind).name != "state_passing" for kind in config.kinds)
     if config.workload.name in TRAINING:
         numbers = training_costs.attended(config)
         expected = training_costs.expected_work(config, padded_len, rank, calls or None, products=products)
@@ -532,7 +529,6 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
         backward = config.workload.pass_kind == "forward_backward"
         ranks = range(sp_size) if config.world == "ranks" else [sp_rank] * config.world_size
         projection = projection_flops(config.method, shape, sp_size, ranks, backward=backward)
-        products &= not shape.gated_delta  # some are in the method, by no closed form
         of_kernel = computed(config.method, shape)
         expected = attention_work(of_kernel, calls.get(kind), projection, backward=backward, products=products)
     if config.world == "ranks":

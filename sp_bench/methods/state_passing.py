@@ -48,6 +48,7 @@ def open(
     from sp_bench.attention import delta
     from sp_bench.attention.exchange import Collectives
 
-    group = mesh.get_group("ring")
+    # in a decoder of several kinds of layers the mesh is that of the other ones' method
+    group = mesh.get_group("ring" if mesh["ring"].size() > 1 else "ulysses")
     attend = delta.by_states(delta.rule(kernel, shape.head_dim**-0.5), Collectives(group), method.variant or "gather")
     yield SequenceParallelAttention(layout(method, group.size()), attend)

@@ -1,5 +1,6 @@
 """The decoder of the reference, in plain torch. It shares no code with `training.model`, of which it is the check:
-RoPE, RMSNorm, grouped queries, SwiGLU and the loss are written once more, each in another way where there is one.
+RoPE, RMSNorm, grouped queries, the gated delta rule, SwiGLU and the loss are written once more, each in another way
+where there is one.
 
 One document of n tokens at a time, which begins at position 0. h hidden size, H query and Hkv KV heads, D head size.
 Weights are tensors by the names that our decoder gives them. Norms, rotations, attention and losses are computed in
@@ -20,10 +21,26 @@ Weights = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def layer_shapes(model: ModelConfig) -> Shapes:
+def kind_of(model: ModelConfig, index: int) -> str:
+    """The kind of a layer's attention: the pattern of `model.layers` begins anew after each of its ends."""
+    pattern = (model.layers or "full").split("+")
+    return pattern[index % len(pattern)]
+
+
+def layer_shapes(model: ModelConfig, index: int) -> Shapes:
     """The shape of each parameter of a layer, in the order of our decoder."""
     hidden, width, head = model.hidden_size, model.intermediate_size, model.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}
+    mlp = {"gate.weight": (width, hidden), "up.weight": (width, hidden), "down.weight": (hidden, width)}
+    after = {"feed_forward_norm.weight": (hidden,)} | {f"feed_forward.{name}": mlp[name] for name in mlp}
+    if kind_of(model, index) == "delta":
+        states, keys, size = model.delta_heads or 0, model.delta_kv_heads or 0, model.delta_head_dim or 0
+        shapes |= {"attention.log_rate": (states,)}
+        shapes |= {f"attention.{name}.weight": (keys * size, hidden) for name in "qk"}
+        shapes |= {"attention.v.weight": (states * size, hidden)}
+        shapes |= {"attention.decay.weight": (states, hidden), "attention.decay.bias": (states,)}
+        shapes |= {"attention.beta.weight": (states, hidden), "attention.out_norm.weight": (size,)}
+        return shapes | {"attention.out.weight": (hidden, states * size)} | after
     if model.sinks:
         shapes["attention.sinks"] = (model.num_heads,)
     for name, heads in (("q", model.num_heads), ("k", model.num_kv_heads), ("v", model.num_kv_heads)):
@@ -33,15 +50,14 @@ def layer_shapes(model: ModelConfig) -> Shapes:
     shapes["attention.out.weight"] = (hidden, model.num_heads * head)
     if model.qk_norm:
         shapes |= {"attention.q_norm.weight": (head,), "attention.k_norm.weight": (head,)}
-    mlp = {"gate.weight": (width, hidden), "up.weight": (width, hidden), "down.weight": (hidden, width)}
-    return shapes | {"feed_forward_norm.weight": (hidden,)} | {f"feed_forward.{name}": mlp[name] for name in mlp}
+    return shapes | after
 
 
 def shapes(model: ModelConfig) -> Shapes:
     """The shape of each parameter, in the order of our decoder."""
     found: dict[str, tuple[int, ...]] = {"embedding.weight": (model.vocab_size, model.hidden_size)}
     for index in range(model.num_layers):
-        found |= {f"blocks.{index}.{name}": shape for name, shape in layer_shapes(model).items()}
+        found |= {f"blocks.{index}.{name}": shape for name, shape in layer_shapes(model, index).items()}
     found["norm.weight"] = (model.hidden_size,)
     return found if model.tie_embeddings else found | {"head.weight": (model.vocab_size, model.hidden_size)}
 
@@ -68,27 +84,52 @@ def token_losses(
 
 
 def window_of(model: ModelConfig, index: int, window: int | None) -> int | None:
-    """`window`, if the layer is of that kind: the pattern of `model.layers` begins anew after each of its ends."""
-    pattern = (model.layers or "full").split("+")
-    return window if pattern[index % len(pattern)] == "window" else None
+    """`window`, if the layer is of that kind."""
+    return window if kind_of(model, index) == "window" else None
 
 
 def layer(model: ModelConfig, weights: Weights, x: Tensor, window: int | None, product: Product = linear) -> Tensor:
     """The residual stream [n,h] before a layer -> after it. Each token sees the last `window` ones; None: all."""
     normed = _rms_norm(x, weights["attention_norm.weight"], model.norm_eps)
+    attend = _with_states if "attention.log_rate" in weights else _with_keys
+    attended = attend(model, weights, normed, window, product)
+    x = x + product(attended.flatten(1), weights["attention.out.weight"], None)
+    normed = _rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
+    gate, up = (product(normed, weights[f"feed_forward.{name}.weight"], None) for name in ("gate", "up"))
+    return x + product(_wide(gate).mul(_wide(gate).sigmoid()).to(up) * up, weights["feed_forward.down.weight"], None)
+
+
+def _with_keys(model: ModelConfig, weights: Weights, normed: Tensor, window: int | None, product: Product) -> Tensor:
+    """Softmax attention: normed [n,h] -> [n,H,D]."""
     q, k, v = (
         product(normed, weights[f"attention.{name}.weight"], weights.get(f"attention.{name}.bias")).view(
-            len(x), -1, model.head_dim
+            len(normed), -1, model.head_dim
         )
         for name in "qkv"
     )
     if model.qk_norm:
         q, k = (_rms_norm(y, weights[f"attention.{n}_norm.weight"], model.norm_eps) for n, y in (("q", q), ("k", k)))
-    attended = _attention(_turned(q, model), _turned(k, model), v, window, weights.get("attention.sinks"))
-    x = x + product(attended.flatten(1), weights["attention.out.weight"], None)
-    normed = _rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
-    gate, up = (product(normed, weights[f"feed_forward.{name}.weight"], None) for name in ("gate", "up"))
-    return x + product(_wide(gate).mul(_wide(gate).sigmoid()).to(up) * up, weights["feed_forward.down.weight"], None)
+    return _attention(_turned(q, model), _turned(k, model), v, window, weights.get("attention.sinks"))
+
+
+def _with_states(model: ModelConfig, weights: Weights, normed: Tensor, window: int | None, product: Product) -> Tensor:
+    """The gated delta rule, one token after the other: normed [n,h] -> [n,H,D]. H/Hk heads of states read one head of
+    queries and keys. What travels between functions is rounded to the weights' dtype, as where ranks send it."""
+    size, eps = model.delta_head_dim or 0, 1e-12
+    q, k, v = (product(normed, weights[f"attention.{name}.weight"], None).view(len(normed), -1, size) for name in "qkv")
+    q, k = ((_wide(y) / _wide(y).square().sum(-1, keepdim=True).sqrt().clamp(min=eps)).to(y) for y in (q, k))
+    beta = _wide(product(normed, weights["attention.beta.weight"], None)).sigmoid().to(normed)
+    slowness = _wide(product(normed, weights["attention.decay.weight"], weights["attention.decay.bias"]))
+    kept = (-_wide(weights["attention.log_rate"]).exp() * (1 + slowness.exp()).log()).exp()  # of a state, by a token
+    q, k = (_wide(y).repeat_interleave(v.shape[1] // y.shape[1], dim=1) for y in (q, k))
+    state, outs = _wide(v).new_zeros(v.shape[1], size, size), []
+    for token in range(len(normed)):
+        state = kept[token, :, None, None] * state
+        of_key = (state * k[token, :, :, None]).sum(1)
+        written = _wide(beta[token])[:, None] * (_wide(v[token]) - of_key)
+        state = state + k[token, :, :, None] * written[:, None, :]
+        outs.append((state * q[token, :, :, None]).sum(1) / size**0.5)
+    return _rms_norm(torch.stack(outs).to(v), weights["attention.out_norm.weight"], model.norm_eps)
 
 
 def losses(model: ModelConfig, weights: Weights, x: Tensor, labels: Tensor) -> Tensor:

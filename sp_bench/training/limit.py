@@ -11,12 +11,15 @@ the largest product takes as long as it did.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sp_bench import kernels
 from sp_bench.attention.masked import of_shape
@@ -44,29 +47,41 @@ def measured(config: TrialConfig, device: torch.device, earlier: Limit | None = 
     head_ms = _products_ms((model.vocab_size, model.hidden_size), config, tokens, device)
     if earlier is not None and abs(head_ms / earlier.head_ms - 1) < AS_FAST:
         return earlier
-    matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
+    shapes = (shape for kind in model.kinds for shape in block_shapes(model, kind).values())
+    matrices = Counter(shape for shape in shapes if len(shape) == 2)  # of all layers
     in_float8 = config.workload.linear_dtype != "model"
-    products = {shape: _products_ms(shape, config, tokens, device, in_float8=in_float8) for shape in {*matrices}}
-    attention = sum(number * _attention_ms(config, kind, device) for kind, number in config.kinds.items())
-    layers = attention + model.num_layers * sum(products[shape] for shape in matrices)
+    of_products = (
+        number * _products_ms(shape, config, tokens, device, in_float8=in_float8) for shape, number in matrices.items()
+    )
+    layers = sum(of_products) + sum(
+        number * _attention_ms(config, kind, device) for kind, number in config.kinds.items()
+    )
     release_memory(device)
     return Limit(config.workload.num_micro_batches * (layers + head_ms), head_ms)
 
 
 def _attention_ms(config: TrialConfig, kind: str, device: torch.device) -> float:
     """The kernel alone on whole sequences of a rank's share of the heads, forward and backward."""
-    model, ranks = config.model, config.sp_size
-    kernel = of_shape(kernels.get(config.kernel.name), config.attention_shape(config.seq_len, kind))
-    share = math.gcd(ranks, model.num_heads, model.num_kv_heads)  # so each part has whole groups of heads
-    heads, kv_heads = model.num_heads // share, model.num_kv_heads // share
+    ranks, shape, named = config.sp_size, config.attention_shape(config.seq_len, kind), config.kernel_of(kind)
+    share = math.gcd(ranks, shape.num_heads, shape.num_kv_heads)  # so each part has whole groups of heads
+    part = replace(shape, num_heads=shape.num_heads // share, num_kv_heads=shape.num_kv_heads // share)
     new = partial(torch.randn, dtype=getattr(torch, config.dtype), device=device)
-    q, dout = (new(config.batch_size, config.seq_len, heads, model.head_dim) for _ in range(2))
-    k, v = (new(config.batch_size, config.seq_len, kv_heads, model.head_dim) for _ in range(2))
-    mask = {"causal": True, "scale": model.head_dim**-0.5}
+    drawn, scale = [new(*size) for size in part.sizes(config.seq_len)], shape.head_dim**-0.5
+    if shape.gated_delta:
+        q, k, v, g, beta, dout = drawn
+        leaves = [x.requires_grad_() for x in (q, F.normalize(k, dim=-1), v, -g.float().abs(), beta.sigmoid())]
+        rule = cast(kernels.DeltaKernel, kernels.get(named))
 
-    def call() -> None:
-        out, lse = kernel.forward(q, k, v, **mask)
-        kernel.backward(dout, q, k, v, out, lse, **mask)
+        def call() -> None:
+            torch.autograd.grad(rule.attend(*leaves, state=None, scale=scale)[0], leaves, dout)
+
+    else:
+        (q, k, v, dout), kernel = drawn, of_shape(kernels.get(named), shape)
+        mask = {"causal": True, "scale": scale}
+
+        def call() -> None:
+            out, lse = kernel.forward(q, k, v, **mask)
+            kernel.backward(dout, q, k, v, out, lse, **mask)
 
     return _alone_ms(call, device) * share / ranks
 

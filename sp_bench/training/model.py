@@ -22,7 +22,8 @@ from sp_bench.training.offload import Offload
 from sp_bench.training.rotary import rotation
 from sp_bench.training.tiled_mlp import Mlp, in_tiles
 
-AttentionCall = Callable[..., Tensor]  # an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]
+# an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]; in a layer of kind delta that of attention/delta.py
+AttentionCall = Callable[..., Tensor]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # last hidden states [B,s,h], output matrix [V,h] -> losses
 
 
@@ -40,6 +41,55 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(q_size, hidden, bias=False)
         self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def inputs(self, x: Tensor, rope: Rotation, code: ModelCode) -> tuple[Tensor, ...]:
+        """Normalised x [B,s,h] -> q [B,s,Hq,D], k and v [B,s,Hkv,D]."""
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = code.norm(q, self.q_norm), code.norm(k, self.k_norm)
+        return *code.rotate_both(q, k, rope), v
+
+    def projected(self, attended: Tensor, code: ModelCode) -> Tensor:
+        """[B,s,Hq,D] -> [B,s,h]."""
+        return self.out(attended.flatten(-2))
+
+
+class DeltaAttention(nn.Module):
+    """The gated delta rule as in Gated DeltaNet, arXiv 2412.06464: keys and queries of norm 1, and a norm after it. Its
+    short convolutions and its gate on the output are left out."""
+
+    sinks = None
+
+    def __init__(self, config: ModelConfig, attention: AttentionCall) -> None:
+        super().__init__()
+        assert config.delta_heads is not None
+        assert config.delta_kv_heads is not None
+        assert config.delta_head_dim is not None
+        self.attention = attention
+        self.head_dim, heads, hidden = config.delta_head_dim, config.delta_heads, config.hidden_size
+        q_size, v_size = config.delta_kv_heads * self.head_dim, heads * self.head_dim
+        self.log_rate = nn.Parameter(torch.empty(heads))
+        self.q = nn.Linear(hidden, q_size, bias=False)
+        self.k = nn.Linear(hidden, q_size, bias=False)
+        self.v = nn.Linear(hidden, v_size, bias=False)
+        self.decay = nn.Linear(hidden, heads)
+        self.beta = nn.Linear(hidden, heads, bias=False)
+        self.out_norm = nn.RMSNorm(self.head_dim, config.norm_eps)
+        self.out = nn.Linear(v_size, hidden, bias=False)
+
+    def inputs(self, x: Tensor, rope: Rotation, code: ModelCode) -> tuple[Tensor, ...]:
+        """Normalised x [B,s,h] -> q, k [B,s,Hk,D], v [B,s,H,D], g and beta [B,s,H]. g, the logarithm of the decay, is
+        in fp32 (fp64)."""
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v))
+        decay, beta = self.decay(x), self.beta(x)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        q, k = (F.normalize(y.to(wide), dim=-1).to(y.dtype) for y in (q, k))
+        g = -self.log_rate.to(wide).exp() * F.softplus(decay.to(wide))
+        return q, k, v, g, beta.to(wide).sigmoid().to(beta.dtype)
+
+    def projected(self, attended: Tensor, code: ModelCode) -> Tensor:
+        """[B,s,H,D] -> [B,s,h]."""
+        return self.out(code.norm(attended, self.out_norm).flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -75,15 +125,17 @@ _AROUND_DOWN, _IN_FP8 = ("_hidden", "_swiglu", "_hidden_of"), ("_after", "_gate_
 
 
 class Block(nn.Module):
-    """One decoder layer: a half before its attention, the attention, and a half after it. `keeping` says what it keeps
-    for the backward."""
+    """One decoder layer: a half before its attention, the attention, and a half after it. `kind` is that of
+    `ModelConfig.kinds`, and `keeping` says what it keeps for the backward."""
 
-    def __init__(self, config: ModelConfig, attention: AttentionCall, keeping: Keeping, code: ModelCode) -> None:
+    def __init__(
+        self, config: ModelConfig, kind: str, attention: AttentionCall, keeping: Keeping, code: ModelCode
+    ) -> None:
         super().__init__()
         self.checkpointing, self.mlp_tile_tokens, self.offload = keeping
         self.code = code
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = SelfAttention(config, attention)
+        self.attention = (DeltaAttention if kind == "delta" else SelfAttention)(config, attention)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config)
         # The product with `down` is in none of them: a layer that is recomputed can stop before it. In FP8 it cannot,
@@ -127,8 +179,9 @@ class Block(nn.Module):
     def _attended(self, x: Tensor, rope: Rotation, *kept: Kept) -> Tensor:
         return self._attend(*self._before(x, rope), *kept)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *kept: Kept) -> Tensor:
-        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *kept: Any) -> Tensor:
+        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]. In the place of `kept` a layer of kind delta has g and
+        beta."""
         if (sinks := self.attention.sinks) is None:
             return self.attention.attention(q, k, v, *kept)
         return self.attention.attention(q, k, v, *(kept or (None,)), sinks)
@@ -146,16 +199,9 @@ class Block(nn.Module):
     def _down(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.feed_forward.down(self._swiglu(gate, up))
 
-    def _before(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B,s,h] -> q [B,s,Hq,D], k and v [B,s,Hkv,D]."""
-        attention, code = self.attention, self.code
-        x = code.norm(x, self.attention_norm)
-        q, k, v = (
-            project(x).unflatten(-1, (-1, attention.head_dim)) for project in (attention.q, attention.k, attention.v)
-        )
-        if attention.q_norm is not None and attention.k_norm is not None:
-            q, k = code.norm(q, attention.q_norm), code.norm(k, attention.k_norm)
-        return *code.rotate_both(q, k, rope), v
+    def _before(self, x: Tensor, rope: Rotation) -> tuple[Tensor, ...]:
+        """x [B,s,h] -> what its attention takes."""
+        return self.attention.inputs(self.code.norm(x, self.attention_norm), rope, self.code)
 
     def _hidden(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream after the attention [B,s,h], and what the MLP's last product takes."""
@@ -173,13 +219,14 @@ class Block(nn.Module):
 
     def _projected(self, x: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after the attention [B,s,h]."""
-        return x + self.attention.out(attended.flatten(-2))
+        return x + self.attention.projected(attended, self.code)
 
     def _swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.code.swiglu(gate, up)
 
 
 EVERYTHING = Keeping()
+LOG_RATE = -5.0
 
 
 class Decoder(nn.Module):
@@ -197,7 +244,9 @@ class Decoder(nn.Module):
         self.config, self.code, self.offload = config, code, keeping.offload
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         each = attention if isinstance(attention, Sequence) else [attention] * config.num_layers
-        self.blocks = nn.ModuleList(Block(config, each[index], keeping, code) for index in range(config.num_layers))
+        self.blocks = nn.ModuleList(
+            Block(config, kind, each[index], keeping, code) for index, kind in enumerate(config.kinds)
+        )
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -226,7 +275,8 @@ def initialise(model: nn.Module, seed: int, device: torch.device | None = None) 
 
     Each parameter is drawn whole, one at a time. Matrices have standard deviation 1/sqrt(columns): projections then
     keep the scale of their input at every model size, so that attention depends on positions even in a tiny model. Norm
-    weights are 1, biases 0, and sinks have standard deviation 1, as scores have about.
+    weights are 1, biases 0, and sinks have standard deviation 1, as scores have about. The rates at which states decay
+    are e^LOG_RATE, so that they reach over hundreds of tokens.
     """
     for index, (name, parameter) in enumerate(model.named_parameters()):
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device or parameter.device)
@@ -243,7 +293,7 @@ def initialise(model: nn.Module, seed: int, device: torch.device | None = None) 
 def fill(whole: Tensor, name: str, index: int, seed: int) -> None:
     """Fill `whole` with the initial values of the parameter `name`, the `index`-th of the decoder."""
     if whole.ndim == 1 and not name.endswith("sinks"):
-        whole.fill_(0.0 if name.endswith("bias") else 1.0)
+        whole.fill_(0.0 if name.endswith("bias") else LOG_RATE if name.endswith("log_rate") else 1.0)
         return
     generator = torch.Generator(whole.device).manual_seed(seed * 1_000_003 + index)
     whole.normal_(0.0, 1.0 if whole.ndim == 1 else whole.shape[-1] ** -0.5, generator=generator)

@@ -96,8 +96,9 @@ def open_attention(
 ) -> AbstractContextManager[methods.SequenceParallelAttention]:
     """The trial's method and kernel, opened for sequences of `seq_len` (padded) tokens and layers of a kind, as in
     `attention_shape`."""
-    shape, kernel = config.attention_shape(seq_len, kind), kernels.get(config.kernel.name)
-    return methods.open_counted(config.method, kernel, shape, mesh)
+    shape = config.attention_shape(seq_len, kind)
+    method, kernel = config.method_of(kind or "full"), kernels.get(config.kernel_of(kind or "full"))
+    return methods.open_counted(method, kernel, shape, mesh)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes, train_
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
-from sp_bench.oracle import float8, recorded, reduced_length, timed_step, training_step
+from sp_bench.oracle import delta, float8, recorded, reduced_length, timed_step, training_step
 from sp_bench.oracle.first_gradient import FirstGradient
 from sp_bench.oracle.last_update import LastUpdate
 from sp_bench.oracle.timed_length import Draw, Proof, budget_at
@@ -249,16 +249,13 @@ def prove_attention(job: Job) -> tuple[dict[str, Any], list[reduced_length.Error
     Raises:
         Incorrect: an error is above its budget.
     """
-    config, kernel, found = job.config, kernels.get(job.config.kernel.name), []
+    config, found = job.config, []
     padded_len = train.padded_seq_len(config, training_step.proof_seq_len(config))
     for kind in config.kinds:
-        shape = config.attention_shape(padded_len, kind)
+        shape, name = config.attention_shape(padded_len, kind), config.kernel_of(kind)
+        check = delta.check_attention if shape.gated_delta else reduced_length.check_attention
         with train.open_attention(config, padded_len, job.mesh, kind) as attention:
-            found.append(
-                reduced_length.check_attention(
-                    attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
-                )
-            )
+            found.append(check(attention, kernels.get(name), name, shape, job.mesh, job.device, config.seed))
     columns = largest(found)
     if config.engine.name in HUGGING_FACE:  # the perturbed attention was not that of the model that trains
         columns = {name: each for name, each in columns.items() if name not in reduced_length.PERTURBED}
@@ -310,7 +307,8 @@ def check_timed_length(job: Job, budgets: Sequence[reduced_length.Errors]) -> di
             inputs = local_inputs(timed, timed.seq_len // config.sp_size, job.device, seed)
             step, draw = partial(attention_step, inputs, attention, sinks=sinks), Draw(config.seed, job.replicate)
             step()  # whose results must not come again for other inputs
-            proof = Proof(attention.layout, timed, job.mesh, draw, budget, sinks)
+            at = attention.layout, timed, job.mesh, draw, budget
+            proof = delta.Proof(*at) if timed.gated_delta else Proof(*at, sinks)
             found.append(proof.check_turned(step, step, inputs))
     return largest(found)
 
@@ -328,9 +326,9 @@ def largest(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def predicted_traffic(config: TrialConfig, padded_len: int, rank: int) -> Traffic:
-    """Bytes that `rank` sends in one step. Under a window the ranks of a ring send different numbers, and only `fsdp2`
-    has windows."""
+    """Bytes that `rank` sends in one step. Under a window the ranks of a ring send different numbers, and those of a
+    chain of states; only `fsdp2` has them."""
     engine = engines.get(config.engine.name)
-    if "window" not in config.kinds:
+    if config.kinds.keys() <= {"full"}:
         return engine.traffic(config, padded_len)
     return train_step_traffic(config, methods.attention_traffic(config, padded_len, rank) or {})

@@ -79,7 +79,9 @@ def test_shapes_are_those_of_the_decoder(name: str) -> None:
     with torch.device("meta"):
         model = Decoder(config, lambda q, k, v: q)
     blocks = {
-        f"blocks.{i}.{n}": s for i in range(config.num_layers) for n, s in training_costs.block_shapes(config).items()
+        f"blocks.{i}.{n}": s
+        for i, kind in enumerate(config.kinds)
+        for n, s in training_costs.block_shapes(config, kind).items()
     }
     expected = blocks | dict(training_costs.root_shapes(config))
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == expected

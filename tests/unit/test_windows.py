@@ -299,7 +299,7 @@ HYBRID = {"workload": "train_step", "model__layers": "window+window+full", "mode
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model__layers": "window+half", "model__window": 8}, "'half' is no kind of attention; use full and window"),
+        ({"model__layers": "window+half", "model__window": 8}, "'half' is no kind of attention; use full, window"),
         ({"model__layers": "window+full"}, "layers of kind window need a model.window"),
         ({"model__window": 8}, "model.layers=None, model.window=8: layers of kind window need"),
         ({"model__layers": "window", "model__window": 1}, "window=1 is less than 2"),

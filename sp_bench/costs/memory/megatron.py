@@ -3,7 +3,7 @@
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory.decoder import computed_elements
 from sp_bench.costs.memory.parts import BF16, FP8, FP32, Peak, around_logits, head_elements, local_tokens
-from sp_bench.costs.training import block_matmul_parameters, num_parameters
+from sp_bench.costs.training import layers_matmul_parameters, num_parameters
 
 
 def peak(config: TrialConfig, *_: object) -> Peak:
@@ -13,7 +13,7 @@ def peak(config: TrialConfig, *_: object) -> Peak:
     model, tokens, number = config.model, local_tokens(config), num_parameters(config.model)
     held = number * (BF16 + FP32) + 3 * FP32 * number / config.world_size
     if config.workload.linear_dtype != "model":
-        held += 2 * FP8 * model.num_layers * block_matmul_parameters(model)
+        held += 2 * FP8 * layers_matmul_parameters(model)
     kept = model.num_layers * tokens * _kept_bytes(config)
     layer = held + kept + BF16 * (head_elements(config) + tokens * computed_elements(config))
     logits = tokens * model.vocab_size * 2 * BF16
