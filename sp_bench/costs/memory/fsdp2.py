@@ -19,7 +19,14 @@ from sp_bench.costs.memory.parts import (
     stored_element_bytes,
     tile_tokens,
 )
-from sp_bench.costs.training import block_shapes, gathers_float8, loss_gradients, root_shapes
+from sp_bench.costs.training import (
+    ParameterShapes,
+    block_shapes,
+    gathers_float8,
+    loss_gradients,
+    of_layers,
+    root_shapes,
+)
 
 
 def peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
@@ -76,11 +83,11 @@ def host_bytes(config: TrialConfig) -> float:
     """Bytes of one rank's parameters, gradients and moments with an offloaded optimizer. FSDP2 page-locks its part of
     each parameter, and each of its gradients."""
     ranks, element = config.num_shards, stored_element_bytes(config)
-    block, root = (
-        sum(page_locked(-(-rows // ranks) * prod(rest) * element) for rows, *rest in shapes(config.model).values())
-        for shapes in (block_shapes, root_shapes)
-    )
-    return 2 * (config.model.num_layers * block + root) + 2 * stored_bytes(config) / ranks
+
+    def locked(shapes: ParameterShapes) -> int:
+        return sum(page_locked(-(-rows // ranks) * prod(rest) * element) for rows, *rest in shapes.values())
+
+    return 2 * (of_layers(config.model, locked) + locked(root_shapes(config.model))) + 2 * stored_bytes(config) / ranks
 
 
 def unmodelled_reason(config: TrialConfig) -> Prose | None:
