@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -349,6 +350,14 @@ def _known(value: Any) -> Any:
     return value
 
 
+_ERRORS = {tensor: f"rel_error_{tensor}" for tensor in TENSORS} | {
+    "sampled output": "sampled_rel_error",
+    "loss": "rel_error_loss",
+    "gradient norm": "rel_error_grad_norm",
+    "NLL difference, nats": "max_nll_difference",
+}
+
+
 def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     # A time of zero is no measurement: no rate can come from it.
     return [row for row in rows if row["status"] == "ok" and (row["median_step_ms"] or 0) > 0]
@@ -451,16 +460,15 @@ def _equal_bytes(row: Mapping[str, Any]) -> bool:
 def _errors(measured: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float | None]]:
     """Each tensor's largest error over the replicates, with the budget of that row."""
     largest: dict[str, tuple[float, float | None]] = {}
-    named = [(tensor, f"rel_error_{tensor}", tensor) for tensor in TENSORS]
-    named += [("sampled output", "sampled_rel_error", None)]
-    named += [("loss", "rel_error_loss", None), ("gradient norm", "rel_error_grad_norm", None)]
-    named += [("NLL difference, nats", "max_nll_difference", None)]
-    for row in measured:
-        budgets, of_sample = row["error_budget"] or {}, row["sampled_grad_error"] or {}
-        found = [(name, row[column], budget) for name, column, budget in named]
-        found += [(f"sampled {tensor}", error, None) for tensor, error in of_sample.items()]
-        found += [(f"identity {name}", error, None) for name, error in (row["identity_error"] or {}).items()]
-        for name, error, budget in found:
-            if error is not None and (name not in largest or error > largest[name][0]):
-                largest[name] = (error, budgets.get(budget))
+    for name, column in _ERRORS.items():
+        known = [row for row in measured if row[column] is not None]
+        if known:
+            row = max(known, key=itemgetter(column))
+            largest[name] = (row[column], (row["error_budget"] or {}).get(name))
+    for kind, column in (("sampled", "sampled_grad_error"), ("identity", "identity_error")):
+        for row in measured:
+            for tensor, error in (row[column] or {}).items():
+                name = f"{kind} {tensor}"
+                if error is not None and (name not in largest or error > largest[name][0]):
+                    largest[name] = (error, None)
     return largest

@@ -320,18 +320,23 @@ def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
     """cell_id of B -> cell_id of A, for equal cells whose ids differ: old rows lack an option, or the ranks agreed on
     the number of timed steps that is fixed on the other side."""
-    if any(config_leaves(config).get(TIMED_STEPS) == AUTO for config in {*a["config"], *b["config"]}):
+    sides = [rows[["config", "evidence", "cell_id"]].drop_duplicates() for rows in (a, b)]  # replicates share theirs
+    configs = {config for side in sides for config in side["config"].tolist()}
+    if any(config_leaves(config).get(TIMED_STEPS) == AUTO for config in configs):
         ignore = {*ignore, TIMED_STEPS}
-    before, after = (rows.groupby(_evidence_and_options(rows, ignore))["cell_id"].unique().to_dict() for rows in (a, b))
-    both = [(before[known], after[known]) for known in after.keys() & before.keys() if known]
+    options = {config: as_asked(config, ignore) for config in configs}
+    before, after = (_cell_ids(side, options) for side in sides)
+    both = [(before[known], after[known]) for known in after.keys() & before.keys()]
     return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}
 
 
-def _evidence_and_options(rows: pd.DataFrame, ignore: Collection[str]) -> list[str]:
-    """Each row's evidence, which `ignore` never covers, and its options. Empty without a readable config."""
-    options = {config: as_asked(config, ignore) for config in set(rows["config"])}  # replicates share theirs
-    known = ((evidence, options[config]) for evidence, config in zip(rows["evidence"], rows["config"], strict=True))
-    return [f"{evidence} {asked}" if asked else "" for evidence, asked in known]
+def _cell_ids(rows: pd.DataFrame, options: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
+    """The cells of each evidence, which `--ignore` never covers, and options; without those of no readable config."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for config, evidence, cell_id in zip(*(rows[name].tolist() for name in rows), strict=True):
+        if options[config]:
+            found.setdefault((evidence, options[config]), set()).add(cell_id)
+    return found
 
 
 def _with_common_ids(found: Sequence[Cell], ids: Mapping[str, str]) -> Iterator[Cell]:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import pandas as pd
+import pyarrow as pa
 
 from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import listed
@@ -30,6 +31,11 @@ RAW = (
     *("peak_allocated_bytes", "peak_host_bytes"),
 )
 COLUMNS = tuple(name for name in SCHEMA.names if name not in RAW)
+# What decides which rows are chosen.
+KEYS = (
+    *("folder", "file", "cell_id", "trial_id", "env_id", "core_id", "attempt", "status", "started_at"),
+    "median_step_ms",
+)
 MACHINES_DIFFER = 0.06  # equal cells of equal code on healthy machines, over all committed rows
 MIXED = ""  # the pool of all rows with --mix
 
@@ -74,13 +80,13 @@ def select(
     """
     read = [_read(name, folder, executor, progress) for name, folder in _named(folders).items()]
     frame = pd.concat([each.rows for each in read], ignore_index=True) if read else pd.DataFrame(columns=[*COLUMNS])
-    once, copies = _without_copies(frame)
+    once, copies = _without_copies(frame[[*KEYS]])
     problems = [*(problem for each in read for problem in each.problems), *copies]
     unread = tuple(file for each in read for file in each.unread)
     last = once.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
     newest = pd.DataFrame(last[last["env_id"] == _newest(last, "folder")])
     newest = pd.DataFrame(newest[newest["env_id"] == _newest(newest, "core_id")])
-    chosen = newest.sort_values("file", ignore_index=True)
+    chosen = frame.loc[newest.sort_values("file").index].reset_index(drop=True)
     pools = [MIXED] * len(chosen) if mix else _pools(chosen)
     chosen["pool"] = [
         pool if evidence == MEASURED else f"{pool}; {evidence}"  # other kinds of evidence are never pooled
@@ -109,8 +115,8 @@ def _read(name: str, folder: Path, executor: Executor | None, progress: Callable
     table, problems = consistency.read(folder, COLUMNS, executor=executor, progress=progress)
     probes = {trial_id for plan in plans.read(folder) for trial_id in plan.probes}
     frame = of_table(table).assign(folder=name)
-    frame["probe"] = [trial_id in probes for trial_id in frame["trial_id"]]
-    identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
+    frame["probe"] = frame["trial_id"].isin(probes)
+    identity = zip(*(frame[column].tolist() for column in ("trial_id", "env_id", "attempt", "status")), strict=True)
     frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
     files = set(frame["file"])
     committed = (f"{name}/{row.file_name}" for row in store.committed(folder))
@@ -122,10 +128,8 @@ def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Each attempt once, and a line per folder that repeats rows: a copy of a campaign is no further evidence. Nor is a
     copy under another replicate's name."""
     attempt = ["trial_id", "env_id", "attempt", "started_at", "median_step_ms"]
-    starts = [None if pd.isna(at) else at for at in rows["started_at"]]
-    cells = list(zip(rows["cell_id"], rows["env_id"], strict=True))
     again = rows.duplicated(attempt) & rows["started_at"].notna()
-    renamed = rows.index.isin(consistency.copies(list(rows["trial_id"]), cells, starts))
+    renamed = rows.index.isin(consistency.copies(pa.Table.from_pandas(rows, preserve_index=False)))
     lines = [
         f"{name}: {counted(n, 'row')} {problem}"
         for which, problem in (
@@ -156,14 +160,12 @@ def _contradictions(rows: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _newest(rows: pd.DataFrame, within: str) -> list[str]:
+def _newest(rows: pd.DataFrame, within: str) -> pd.Series:
     """The newest env_id of each row's cell, among rows with equal `within`; the last by name if times are equal. An
     env_id with which the cell was only refused, say without a GPU, counts as older than any with which it ran."""
-    cells = list(zip(rows[within], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
-    dated = rows.assign(cell=cells, ran=rows["status"] != "unsupported")
+    dated = rows.assign(cell=rows["cell_id"].fillna(rows["trial_id"]), ran=rows["status"] != "unsupported")
     dated = dated.sort_values(["ran", "started_at", "env_id"], na_position="first")
-    newest = dict(zip(dated["cell"], dated["env_id"], strict=True))
-    return [newest[cell] for cell in cells]
+    return dated.groupby([within, "cell"], sort=False)["env_id"].transform("last").reindex(rows.index)
 
 
 def _pools(rows: pd.DataFrame) -> list[str]:

@@ -5,7 +5,7 @@ A rule holds for all rows that were ever committed, unless it says from which sc
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_lo
 from sp_bench.costs.step_flags import OF_TIMES, doubts_of_times, flags_of_times
 from sp_bench.costs.training import stage_times
 from sp_bench.rows import store
-from sp_bench.rows.arrays import CLOSE, Arrays, Floats, Truths, close, floats, nested_groups
+from sp_bench.rows.arrays import CLOSE, Arrays, Floats, Places, Truths, alike, close, floats, nested_groups
 from sp_bench.rows.forms import first_of, forms
 from sp_bench.rows.names import trial_id
 from sp_bench.rows.schema import SCHEMA
@@ -68,26 +68,17 @@ def breaches(table: pa.Table) -> dict[int, str]:
             for i in np.flatnonzero(wrong).tolist():
                 if i not in found:
                     found[i] = words(i)
-    for i in _renamed(table):
+    for i in copies(table).tolist():
         found.setdefault(i, "it has the start of another replicate of its cell: a copy")
     return found
 
 
-def copies(trial_ids: Sequence[str], cells: Sequence[Hashable], started_at: Sequence[Any]) -> list[int]:
+def copies(table: pa.Table) -> Places:
     """Places of the rows that began in the same microsecond as an earlier row of another replicate of their cell. No
     two launches do: such a row is a copy under another name."""
-    first: dict[Hashable, str] = {}
-    places = []
-    for i, (trial, cell, start) in enumerate(zip(trial_ids, cells, started_at, strict=True)):
-        if start is not None and first.setdefault((cell, start), trial) != trial:
-            places.append(i)
-    return places
-
-
-def _renamed(table: pa.Table) -> list[int]:
-    cells = list(zip(table["cell_id"].to_pylist(), table["env_id"].to_pylist(), strict=True))
-    # as numbers: of a date each is an object
-    return copies(table["trial_id"].to_pylist(), cells, table["started_at"].cast(pa.int64()).to_pylist())
+    together, firsts = alike([table[name] for name in ("cell_id", "env_id", "started_at")])
+    trials, _ = alike([table["trial_id"]])
+    return np.flatnonzero((trials != trials[firsts[together]]) & table["started_at"].is_valid().to_numpy())
 
 
 class _Rows(Arrays):
