@@ -96,10 +96,11 @@ def policies(
 
 
 def policies_of_kernels(
-    cells: Sequence[Cell], of: projection.Fit, lengths: str, *, whole_step: bool
+    cells: Sequence[Cell], of: projection.Fit, lengths: str, what: str
 ) -> dict[tuple[str, int | None], streams.Policy]:
-    """The same on 8 GPUs, by attention as it was measured as one rank of 8; whole_step: and all else by the fit."""
-    found = streams.of_kernels(_kernels(cells), lengths, _besides_ms(of) if whole_step else 0.0)
+    """The same on 8 GPUs, by attention as it was measured as one rank of 8. what: attention, or step with all else by
+    the fit."""
+    found = streams.of_kernels(_kernels(cells), lengths, {"attention": 0.0, "step": _besides_ms(of)}[what])
     return {(each.policy, each.sp_size): each for each in found}
 
 
