@@ -76,7 +76,7 @@ def flags_of_devices(
     """
     states = [state for state in (device_state if device_state is not None else ()) if state is not None]
     reasons = [state["throttle_reasons"] for state in states if state["throttle_reasons"] is not None]
-    flags = ["thermal_slowdown"] if any("thermal" in reason for each in reasons for reason in each) else []
+    flags = ["thermal_slowdown"] if any("thermal" in str(reason) for each in reasons for reason in each) else []
     limits = [ms for ms in (limit_ms if limit_ms is not None else ()) if ms is not None]
     usual = statistics.median_low(limits) if limits else 0.0
     if usual >= MIN_LIMIT_MS and max(limits) > MAX_UNEVEN * usual:
