@@ -4,8 +4,8 @@ from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
 BRIEF = (
-    "Empty: not measured. Bold: decided. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one pair, "
-    "doubtful or older code."
+    "Empty: not measured. Bold: decided. Within 2%: too few runs to tell. "
+    "Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one pair, doubtful or older code."
 )
 LEGEND = (
     "Bold: decided by an interval without a doubt. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one "
@@ -13,7 +13,7 @@ LEGEND = (
 )
 
 
-ONE_RANK = " \N{WHITE CIRCLE}: one rank of so many ran, with modelled messages."
+ONE_RANK = " \N{WHITE CIRCLE}: modelled: one rank of so many ran."
 
 
 def legend(grid: Grid, brief: bool = False) -> str:
