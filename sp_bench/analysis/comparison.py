@@ -320,7 +320,8 @@ def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
     """cell_id of B -> cell_id of A, for equal cells whose ids differ: old rows lack an option, or the ranks agreed on
     the number of timed steps that is fixed on the other side."""
-    sides = [rows[["config", "evidence", "cell_id"]].drop_duplicates() for rows in (a, b)]  # replicates share theirs
+    # replicates share theirs
+    sides = [pd.DataFrame(rows[["config", "evidence", "cell_id"]]).drop_duplicates() for rows in (a, b)]
     configs = {config for side in sides for config in side["config"].tolist()}
     if any(config_leaves(config).get(TIMED_STEPS) == AUTO for config in configs):
         ignore = {*ignore, TIMED_STEPS}

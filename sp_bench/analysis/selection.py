@@ -80,7 +80,7 @@ def select(
     """
     read = [_read(name, folder, executor, progress) for name, folder in _named(folders).items()]
     frame = pd.concat([each.rows for each in read], ignore_index=True) if read else pd.DataFrame(columns=[*COLUMNS])
-    once, copies = _without_copies(frame[[*KEYS]])
+    once, copies = _without_copies(pd.DataFrame(frame[[*KEYS]]))
     problems = [*(problem for each in read for problem in each.problems), *copies]
     unread = tuple(file for each in read for file in each.unread)
     last = once.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
@@ -115,7 +115,7 @@ def _read(name: str, folder: Path, executor: Executor | None, progress: Callable
     table, problems = consistency.read(folder, COLUMNS, executor=executor, progress=progress)
     probes = {trial_id for plan in plans.read(folder) for trial_id in plan.probes}
     frame = of_table(table).assign(folder=name)
-    frame["probe"] = frame["trial_id"].isin(probes)
+    frame["probe"] = frame["trial_id"].isin([*probes])
     identity = zip(*(frame[column].tolist() for column in ("trial_id", "env_id", "attempt", "status")), strict=True)
     frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
     files = set(frame["file"])
@@ -165,7 +165,7 @@ def _newest(rows: pd.DataFrame, within: str) -> pd.Series:
     env_id with which the cell was only refused, say without a GPU, counts as older than any with which it ran."""
     dated = rows.assign(cell=rows["cell_id"].fillna(rows["trial_id"]), ran=rows["status"] != "unsupported")
     dated = dated.sort_values(["ran", "started_at", "env_id"], na_position="first")
-    return dated.groupby([within, "cell"], sort=False)["env_id"].transform("last").reindex(rows.index)
+    return pd.Series(dated.groupby([within, "cell"], sort=False)["env_id"].transform("last")).reindex(rows.index)
 
 
 def _pools(rows: pd.DataFrame) -> list[str]:

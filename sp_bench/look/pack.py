@@ -122,7 +122,7 @@ def _alone(campaign: Path) -> Iterator[None]:
 
 
 def _packed_table(campaign: Path) -> pa.Table | None:
-    if not (campaign / packed.PACK).exists():
+    if not packed.stands_in(campaign):
         return None
     try:
         return packed.table(campaign)

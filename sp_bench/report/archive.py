@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sp_bench.analysis.selection import RAW, select
-from sp_bench.config.parsing import ConfigError
+from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.report import Options, build, reproduction
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
@@ -74,7 +74,12 @@ def write(
         raise ValueError(f"{selection.unread[0]} cannot be read; move it away, or repair it")
     files: dict[str, bytes] = {}
     for name, folder in zip(names, folders, strict=True) if not options.anonymous else ():
-        rows = {name: folder / name for name in [row.file_name for row in store.committed(folder)] + [packed.PACK]}
+        try:
+            in_pack = packed.names(folder)
+        except ValueError as error:  # a link that leads out would be read, a pipe waited for
+            raise ValueError(f"{folder / packed.PACK} cannot be read ({shown(str(error))}); move it away") from error
+        rows = {row.file_name: folder / row.file_name for row in store.committed(folder)}
+        rows |= {packed.PACK: folder / packed.PACK} if in_pack else {}
         planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
         proven = {f"{proofs.FOLDER}/{path.name}": path for path in proofs.files(folder)}
         kept = {each: path for each, path in (planned | proven).items() if plain_file.is_plain(path)}
@@ -88,17 +93,17 @@ def write(
         made = (path for path in built.page.parent.rglob("*") if path.is_file() and path.name[0] != ".")
         files |= {f"report/{path.relative_to(built.page.parent).as_posix()}": path.read_bytes() for path in made}
     version = metadata.version("sp_bench")
-    shown = selection
+    given = selection
     if options.anonymous:
-        shown = anonymous(selection)
-        files |= _packs(_with_samples(shown.rows, list(selection.rows["file"]), folders))
-    git_shas = [sha for sha in shown.rows["git_sha"].unique() if isinstance(sha, str)]
+        given = anonymous(selection)
+        files |= _packs(_with_samples(given.rows, list(selection.rows["file"]), folders))
+    git_shas = [sha for sha in given.rows["git_sha"].unique() if isinstance(sha, str)]
     commits = [(f"commit of {sha}", commit) for sha, commit in git.commits_of_trees(git_shas).items()]
     texts = {
-        "REPRODUCE.md": reproduction.markdown(shown.rows, {} if options.anonymous else _commands(names, folders)),
-        "environment.txt": "".join(f"{what}: {value}\n" for what, value in [*environment(shown), *commits]),
+        "REPRODUCE.md": reproduction.markdown(given.rows, {} if options.anonymous else _commands(names, folders)),
+        "environment.txt": "".join(f"{what}: {value}\n" for what, value in [*environment(given), *commits]),
         "README.txt": _readme(() if options.anonymous else names, version),
-        "CITATION.cff": CITATION.format(version=version, commit=_newest_commit(shown.rows)),
+        "CITATION.cff": CITATION.format(version=version, commit=_newest_commit(given.rows)),
     }
     files |= {name: text.encode() for name, text in texts.items()}
     sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))

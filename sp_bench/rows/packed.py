@@ -35,17 +35,21 @@ def names(folder: Path) -> frozenset[str]:
     Raises:
         ValueError: the pack cannot be read.
     """
-    try:
-        found = os.stat(folder / PACK)
-    except (FileNotFoundError, NotADirectoryError):
+    if not stands_in(folder):
         return frozenset()
     _require_own(folder / PACK)
+    found = os.stat(folder / PACK)
     return _names(folder / PACK, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(maxsize=64)  # a run asks after each attempt
 def _names(path: Path, *_version: int) -> frozenset[str]:
     return frozenset(_read(path, [FILE_NAME])[FILE_NAME].to_pylist())
+
+
+def stands_in(folder: Path) -> bool:
+    """Whether a campaign has a pack, or something else of its name, as a link that leads nowhere."""
+    return os.path.lexists(folder / PACK)
 
 
 def table(folder: Path, columns: Sequence[str] | None = None) -> pa.Table:

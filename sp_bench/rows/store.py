@@ -279,7 +279,7 @@ def read(
         files += read_files
         problems += lines
         progress(len(part))
-    if (folder / packed.PACK).exists():
+    if packed.stands_in(folder):
         table, read_files, lines = _read_pack(folder, schema, names, {path.name for path in paths})
         tables.append(table)
         files += read_files

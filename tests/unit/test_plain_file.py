@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench.rows import plain_file, plans, proofs, store, submissions
+from sp_bench.rows import packed, plain_file, plans, proofs, store, submissions
 
 from ..cli.console import console
 from .rows import commit, row
@@ -60,3 +60,22 @@ def test_status_and_archive_pass_over_such_files(tmp_path, monkeypatch, capfd, k
     assert console(capfd, "archive", "night", "--out", "night.zip")[0] == 0
     with zipfile.ZipFile("night.zip") as archive:
         assert not any(b"sesame" in archive.read(name) for name in archive.namelist() if name.endswith(".json"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "secret", "loop", "folder", "deep"])
+def test_such_a_pack_is_named_by_all_that_read_it_and_is_in_no_archive(tmp_path, monkeypatch, capfd, kind):
+    monkeypatch.chdir(tmp_path)
+    folder = commit([row()], tmp_path / "all" / "night")
+    make(folder / packed.PACK, kind)
+    assert [line.partition(":")[0] for line in store.read(folder)[1]] == [packed.PACK]
+    assert [line.partition(":")[0] for line in store.passed_over(folder)] == [packed.PACK]
+    assert console(capfd, "status", "all/night")[0] == 0
+    for words in (
+        ("archive", "all/night", "--out", "night.zip"),
+        ("pack", "all/night"),
+        ("pack", "all/night", "--undo"),
+    ):
+        code, _, error = console(capfd, *words)
+        assert code == 2
+        assert f"{packed.PACK} cannot be read" in error
+    assert not Path("night.zip").exists()
