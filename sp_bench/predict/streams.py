@@ -110,18 +110,23 @@ def of_kernels(cells: Sequence[Cell], lengths: str, besides_ms: float = 0.0) -> 
     """
     seq_len, sizes = max(cell.asked["seq_len"] for cell in cells), sorted(_ranks_of(cells))
     ranks = placing.Ranks(sizes[-1], seq_len, sizes[-1])
-    return _compared(cells[0].asked["model"], lengths, seq_len, ranks, sizes, _of_kernels(cells, besides_ms))
+    return _compared(cells[0].asked["model"], lengths, seq_len, ranks, sizes, cost_of_kernels(cells, besides_ms))
 
 
 def padded_over_unpadded(cells: Sequence[Cell], lengths: str, besides_ms: float) -> float:
     """How many times as long documents take if each is padded to the longest: one at a time, over all ranks. cells,
     besides_ms: as in `of_kernels`."""
-    longest, ranks, cost = max(c.asked["seq_len"] for c in cells), max(_ranks_of(cells)), _of_kernels(cells, besides_ms)
+    longest, ranks, cost = (
+        max(c.asked["seq_len"] for c in cells),
+        max(_ranks_of(cells)),
+        cost_of_kernels(cells, besides_ms),
+    )
     several = islice(document_lengths(lengths, longest), PADDED)
     return cost(longest, ranks) / fmean(cost(min(rounded(length), longest), ranks) for length in several)
 
 
-def _of_kernels(cells: Sequence[Cell], besides_ms: float) -> placing.Cost:
+def cost_of_kernels(cells: Sequence[Cell], besides_ms: float) -> placing.Cost:
+    """cells, besides_ms: as in `of_kernels`."""
     attention = attention_ms(cells)
     return cache(lambda length, ranks: attention(length, ranks) + besides_ms * length / ranks)
 

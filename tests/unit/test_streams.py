@@ -3,8 +3,10 @@
 import itertools
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.cells import Cell, cells
+from sp_bench.analysis.selection import select
+from sp_bench.cli import documents
 from sp_bench.cli.predict import _steps
 from sp_bench.config.documents import causal_pairs, from_file
 from sp_bench.config.kernel import KernelConfig
@@ -29,7 +33,14 @@ from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed, Ranks, dynamic, loads, lower_bound, per_document, static
 from sp_bench.predict.candidates import Cluster
 from sp_bench.predict.fitted import load
-from sp_bench.predict.streams import attention_ms, document_lengths, of_kernels, padded_over_unpadded, policies
+from sp_bench.predict.streams import (
+    attention_ms,
+    cost_of_kernels,
+    document_lengths,
+    of_kernels,
+    padded_over_unpadded,
+    policies,
+)
 from sp_bench.report.figures import plans
 from sp_bench.report.figures.style import Look
 
@@ -79,10 +90,10 @@ def test_a_plan_has_each_document_once_in_a_group_that_holds_it_and_is_not_below
 def test_ranks_of_a_group_come_to_it_at_the_same_time_with_the_larger_groups_first(lengths, num, cost):
     ranks = Ranks(num, 1024, num)
     free = [0.0] * num
-    for documents, first, size in sorted(dynamic(lengths, ranks, cost), key=lambda each: -each.num_ranks):
+    for pack, first, size in sorted(dynamic(lengths, ranks, cost), key=lambda each: -each.num_ranks):
         at = free[first : first + size]
         assert max(at) == pytest.approx(min(at))
-        free[first : first + size] = [max(at) + cost(documents[0], size)] * size
+        free[first : first + size] = [max(at) + cost(pack[0], size)] * size
     assert max(free) == pytest.approx(max(loads(dynamic(lengths, ranks, cost), ranks, cost)))
 
 
@@ -276,6 +287,32 @@ def test_padding_costs_what_the_longest_document_takes_over_the_mean():
     cells = [measured(8 // n, length, 41.0 / n) for n in (1, 4) for length in (64, None)]
     assert padded_over_unpadded(cells, "fixed:4096", 1.0) == pytest.approx(1)
     assert padded_over_unpadded(cells, "fixed:1024", 1.0) == pytest.approx(4)
+
+
+@pytest.mark.parametrize(("lengths", "ratios"), [
+    ("wikipedia", {16384: 1.71, 32768: 1.20, 65536: 1.15, 131072: 1.15}),
+    ("books", {16384: 1.02, 32768: 1.08, 65536: 1.22, 131072: 1.21}),
+])  # fmt: skip
+def test_plans_of_megatrons_scheduler_take_longer_by_measured_kernels(lengths, ratios):
+    """docs/ENGINES.md has these ratios, by its max_seqlen_per_dp_cp_rank. Its passes wait for one another."""
+    schedule = pytest.importorskip("megatron.core.pipeline_parallel.hybrid_cp_schedule")
+    folder = Path(__file__).parents[2] / "results" / documents.KERNELS
+    rows = documents._kernels(cells(select([folder]).rows))
+    cost, ranks = cost_of_kernels(rows, documents._besides_ms(load().fits["h200"])), Ranks(8, 131072, 8)
+    drawn = [*islice(batches(document_lengths(lengths, 131072), 8 * 131072, 131072), 100)]
+    ours = sum(max(loads(dynamic(batch, ranks, cost), ranks, cost)) for batch in drawn)
+    group = SimpleNamespace(size=lambda: 8)
+    for held, ratio in ratios.items():
+        theirs = 0.0
+        for batch in drawn:
+            _, passes = schedule.BalancedCPScheduler(held, group).get_groups_and_subsamples([*enumerate(batch)], None)
+            assert {i for of_ranks in passes for of in of_ranks for i in of} == {*range(len(batch))}
+            for of_ranks in passes:
+                size = Counter(i for of in of_ranks for i in of)
+                theirs += max(sum(cost(batch[i], size[i]) for i in of) for of in of_ranks)
+        assert theirs / ours == pytest.approx(ratio, abs=0.03), held
+    with pytest.raises(AssertionError, match="at least one group existing"):
+        schedule.BalancedCPScheduler(8192, group).get_groups_and_subsamples([(0, 131072)], None)
 
 
 def test_a_figure_has_the_first_batch_of_each_policy_and_each_document_once():
