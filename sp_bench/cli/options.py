@@ -26,10 +26,15 @@ Price = Annotated[
     float | None, typer.Option(callback=require_price, help="Of a GPU-hour, in any currency: show what it costs")
 ]
 
+LinkFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.yaml", help="Write how long messages take there, for world=one_rank")
+]
+
 ConfigDir = Annotated[
     list[Path] | None,
     typer.Option(
-        metavar="FOLDER", help="With files of your own in sweep, model, hardware, fabric or cluster; may be repeated"
+        metavar="FOLDER",
+        help="With files of your own in sweep, model, hardware, fabric, link, cluster; may be repeated",
     ),
 ]
 
@@ -43,6 +48,18 @@ def named_campaigns(named: Sequence[Path]) -> list[Path]:
     for path in files:
         print(f"sp-bench: {shown(path)} is not a folder of results; passed over", file=sys.stderr)
     return folders
+
+
+def write_link(folders: Sequence[Path], file: Path) -> None:
+    """Write a file of conf/link from the `collective` rows of campaigns."""
+    from sp_bench.report import link_file
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(link_file.text(folders, file), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"no link in {shown(file)}: {shown(error)}") from error
+    print(f"link: {file}")
 
 
 def listed_statuses(option: str, given: str) -> Collection[str]:

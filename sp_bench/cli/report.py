@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sp_bench.cli.options import FAILED, SHOWN, AsJson, named_campaigns
+from sp_bench.cli.options import FAILED, SHOWN, AsJson, LinkFile, named_campaigns, write_link
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import console, working
 
@@ -74,9 +74,7 @@ def report(
     history: Annotated[
         bool, typer.Option("--history", help="Print each cell that ran in several campaigns, by time; write no page")
     ] = False,
-    link: Annotated[
-        Path | None, typer.Option(metavar="FILE.yaml", help="Write how long messages take there, for world=one_rank")
-    ] = None,
+    link: LinkFile = None,
 ) -> None:
     """Make a page, figures and tables from the rows of campaigns.
 
@@ -115,7 +113,7 @@ def report(
 
         sp-bench report results/* --history only.method=ring only.sp_size=4
 
-    Make a link of your own from rows of workload=collective, for `world=one_rank link=ours`:
+    Make a link of your own from rows of workload=collective, as `run --link` does:
 
         sp-bench report results/ours --link conf/link/ours.yaml
 
@@ -139,7 +137,7 @@ def report(
         _render(folders, render)
         return
     if link is not None:
-        _write_link(folders, link)
+        write_link(folders, link)
         return
     if explore is not None:
         _explore(folders, explore, smallest, anonymous)
@@ -269,16 +267,6 @@ def _explore(folders: Sequence[Path], file: Path, smallest: float, hide_names: b
     except OSError as error:
         raise ConfigError(f"no explorer in {shown(file)}: {shown(error)}") from error
     print("\n".join([*skipped, f"explorer: {file}"]))
-
-
-def _write_link(folders: Sequence[Path], file: Path) -> None:
-    from sp_bench.report import link_file
-
-    try:
-        file.write_text(link_file.text(folders, file), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"no link in {shown(file)}: {shown(error)}") from error
-    print(f"link: {file}")
 
 
 def archive(

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from sp_bench.cli.options import FAILURES, AsJson, ConfigDir, FailOn, Price, exit_if_failed, listed_statuses
+from sp_bench.cli.options import (
+    FAILURES,
+    AsJson,
+    ConfigDir,
+    FailOn,
+    LinkFile,
+    Price,
+    exit_if_failed,
+    listed_statuses,
+    write_link,
+)
 from sp_bench.config.parsing import ConfigError
 
 NoReport = Annotated[bool, typer.Option("--no-report", help="Do not draw the report anew, which takes seconds")]
@@ -29,6 +39,7 @@ def run(
     fail_on: FailOn = FAILURES,
     no_report: NoReport = False,
     log_to: LogTo = None,
+    link: LinkFile = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Run a sweep. Every trial that has no row yet gets one.
@@ -53,6 +64,10 @@ def run(
 
         sp-bench run "method=glob(ring*)" "seq_len=range(1024,8193,1024)"
 
+    Measure the links of a machine, for `world=one_rank link=ours`:
+
+        sp-bench run workload=collective method=ulysses,ring,all_gather sp_size=2 --link conf/link/ours.yaml
+
     Show the config of one trial, and run nothing:
 
         sp-bench run method=usp sp_size=4 --cfg job
@@ -62,7 +77,7 @@ def run(
     latest row of one is an error, incorrect, a timeout or preempted, or all are unsupported, 2 bad input or a folder
     that cannot be written, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    _run_sweep(context.args, config_dir, fail_on, no_report, log_to)
+    _run_sweep(context.args, config_dir, fail_on, no_report, log_to, link=link)
 
 
 def resume(
@@ -146,6 +161,7 @@ def _run_sweep(
     log_to: str | None = None,
     as_json: bool = False,
     pack: tuple[Path, int] | None = None,
+    link: Path | None = None,
 ) -> None:
     """Compose the trials of a command line and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import campaign
@@ -153,6 +169,10 @@ def _run_sweep(
     from sp_bench.rows import campaign_file, submissions
 
     failures = listed_statuses("--fail-on", fail_on)
+    if link is not None:
+        from sp_bench.report.link_file import require_name
+
+        require_name(link)
     overrides.use_config_dirs(config_dirs or [])
     request = overrides.read_arguments(arguments)
     if request.show_config:
@@ -170,6 +190,8 @@ def _run_sweep(
             found.configs, found.settings, reporter, found.searches, as_json=as_json, only=only, words=words, **logger
         )
         exit_if_failed(statuses, failures)
+        if link is not None:
+            write_link([found.settings.folder], link)
 
 
 class Reporter:

@@ -276,7 +276,8 @@ def updated_elements(config: TrialConfig, rank: int) -> int:
     def padded(shapes: ParameterShapes) -> int:
         return sum(-(-prod(shape) // size) * size for shape in shapes.values())
 
-    return padded(root_shapes(config.model)) + of_layers(config.model, padded)
+    elements = padded(root_shapes(config.model)) + of_layers(config.model, padded)
+    return elements if config.world == "ranks" else elements // size
 
 
 def _updated_by(config: TrialConfig) -> str:

@@ -69,7 +69,7 @@ def join(rank: int, size: int, ranks_per_node: int, link: LinkConfig, device: to
 
 def _make(common: Any, backend_options: Any) -> "OneRank":
     members = common.global_ranks_in_group or range(common.group_size)
-    return OneRank(common.group_rank, tuple(members), _worlds[0])
+    return OneRank(common.group_id, common.group_rank, tuple(members), _worlds[0])
 
 
 def require_waits(window_ms: float, num_steps: int) -> float:
@@ -99,21 +99,17 @@ class OneRank(dist.ProcessGroup):
     supports_coalescing = True
     counts_itself = True  # the ledger leaves its collectives to it
 
-    def __init__(self, rank: int, members: tuple[int, ...], world: World) -> None:
+    pg_name: str = ""  # this and the next are properties of torch's, which it asks also of groups that it has forgotten
+    group_name: str = ""
+
+    def __init__(self, name: str, rank: int, members: tuple[int, ...], world: World) -> None:
         super().__init__(rank, len(members))  # pyright: ignore[reportCallIssue]
+        self.pg_name = self.group_name = name
         self._place, self._members, self._world = rank, members, world
         self._lane: Lane = world.clock.lane()
         self._batch: Batch | None = None
         self._sent: deque[tuple[Tensor, Arrival]] = deque()  # no receive has taken them yet
         self._awaited: deque[tuple[Tensor, Arrival]] = deque()  # receives before their sends
-
-    @property
-    def pg_name(self) -> str:
-        return distributed_c10d._world.pg_names[self]
-
-    @property
-    def group_name(self) -> str:
-        return self.pg_name
 
     def getBackendName(self) -> str:
         return BACKEND

@@ -9,6 +9,7 @@ from sp_bench import hardware, kernels, methods
 from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
 from sp_bench.costs import links, memory, message_sizes, patterns
@@ -197,6 +198,20 @@ def _graph_reason(config: TrialConfig) -> str | None:
     return None
 
 
+ONE_RANK_ENGINES = ("fsdp2", "deepspeed")
+ONE_RANK_LIBRARIES = (
+    *("deepspeed_ulysses", "ring_flash_attn", "ring_flash_attn_llama3", "yunchang", "torch_context_parallel"),
+)
+UNTRIED: Prose = "was not tried with one rank"
+_BY_BACKEND: Prose = (
+    "gathers losses by torch.distributed.nn, which chooses the collective of their gradients by the name of the backend"
+)
+OTHER_ENGINES = {
+    **dict.fromkeys(("hf_deepspeed", "hf_trainer", "trl_sft"), _BY_BACKEND),
+    "hf_fsdp2": "trains by Accelerate, which finds one process and no mesh of all ranks",
+}
+
+
 def _one_rank_reason(config: TrialConfig) -> str | None:
     """Why one real rank cannot stand for all; None if it can.
 
@@ -207,14 +222,20 @@ def _one_rank_reason(config: TrialConfig) -> str | None:
         return None
     if problem := links.curve_problem(config.link):
         raise ConfigError(problem)
-    implementation = methods.get(config.method.name).IMPLEMENTATION
+    method, engine = config.method.name, config.engine.name
     if config.world_size == 1:
         return "world=one_rank of 1 rank sends nothing; use world=ranks, or a larger sp_size"
     if config.workload.name not in ("attention", "train_step"):
         return f"world=one_rank: workload={config.workload.name} compares ranks; use attention or train_step"
-    if implementation != "sp_bench" or config.engine.name != "fsdp2":
-        code = f"engine={config.engine.name}" if implementation == "sp_bench" else f"method={config.method.name}"
-        return f"world=one_rank: {code} was not tried with one rank; use our methods with engine=fsdp2"
+    if engine not in ONE_RANK_ENGINES:
+        return f"world=one_rank: engine={engine} {OTHER_ENGINES.get(engine, UNTRIED)}; use engine=fsdp2 or deepspeed"
+    if methods.get(method).IMPLEMENTATION != "sp_bench" and method not in ONE_RANK_LIBRARIES:
+        return f"world=one_rank: method={method} {UNTRIED}; use our methods or {', '.join(ONE_RANK_LIBRARIES)}"
+    if methods.traffic_is_mean(method) and config.model.num_kv_heads % config.sp_size:
+        return (
+            f"world=one_rank: num_kv_heads={config.model.num_kv_heads} over sp_size={config.sp_size} gives ranks of "
+            f"{method} different heads; use method=ulysses"
+        )
     for option, value in (("method.exchange", config.method.exchange), ("workload.launch", config.workload.launch)):
         if value in ("copy_engines", "cuda_graph"):
             return f"world=one_rank: {option}={value} goes past the process group, which models the links; leave it out"

@@ -24,8 +24,7 @@ def text(folders: Sequence[Path], path: Path) -> str:
         ConfigError: the name is none of an option, rows are of several fabrics, or there are none.
         OSError: a campaign cannot be read.
     """
-    if not re.fullmatch(r"[a-z0-9_]+", path.stem):
-        raise ConfigError(f"--link {shown(path)}: link={path.stem} would name it; use lower-case letters, digits and _")
+    require_name(path)
     rows = [(folder, row) for folder in folders for row in store.read(folder, COLUMNS)[0].to_pylist()]
     known = [(folder, row) for folder, row in rows if _is_known(row)]
     fabrics = sorted({str(row["fabric"]) for _, row in known})
@@ -34,7 +33,7 @@ def text(folders: Sequence[Path], path: Path) -> str:
     if not known:
         found = f"are of fabrics {', '.join(fabrics)}; name the file as one of them" if fabrics else (
             "have none of workload=collective; run one first: sp-bench run workload=collective "
-            "method=ulysses,ring,all_gather"
+            "method=ulysses,ring,all_gather --link FILE.yaml"
         )  # fmt: skip
         raise ConfigError(f"--link {shown(path)}: the rows {found}")
     near, far = _curves(known)
@@ -48,6 +47,15 @@ def text(folders: Sequence[Path], path: Path) -> str:
         *_section("between", "`collective hosts` -> bytes that one network card sends : us", far),
     ]
     return "\n".join(lines) + "\n"
+
+
+def require_name(path: Path) -> None:
+    """
+    Raises:
+        ConfigError: the name is none of an option.
+    """
+    if not re.fullmatch(r"[a-z0-9_]+", path.stem):
+        raise ConfigError(f"--link {shown(path)}: link={path.stem} would name it; use lower-case letters, digits and _")
 
 
 def _is_known(row: Mapping[str, Any]) -> bool:
@@ -87,7 +95,7 @@ def _section(name: str, about: str, curves: Mapping[str, Curve]) -> list[str]:
         kept = _of_the_link(sorted((size, median(times)) for size, times in curve.items()))
         if len(kept) < 2:
             raise ConfigError(f"{key}: only messages of one size take longer than the host; run larger ones too")
-        lines.append(f'  {key}: "{" ".join(f"{size:.0f}:{us:.6g}" for size, us in kept)}"')
+        lines.append(f'  {key}: "{" ".join(f"{size:.0f}:{round(us, 1):.10g}" for size, us in kept)}"')
     return lines
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 
+from sp_bench.driver import campaign
 from sp_bench.report import read
 from sp_bench.rows import store
 
+from ..unit.rows import collective, commit
 from .console import console
 
 SHORT = (
@@ -57,6 +59,22 @@ def test_one_rank_runs_once_its_method_is_proven_and_shares_no_setting_with_real
     assert one.pool != measured.pool
     assert "one real rank of all, messages modelled as nvlink" in one.setting
     assert "one real rank" not in measured.setting
+
+
+LINKS = ("workload=collective", "method=all_gather", "sp_size=2", "campaign=links", "--no-report", "--link")
+
+
+def test_a_run_writes_the_link_that_it_measured_and_refuses_its_name_before(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = console(capfd, "run", *LINKS, "conf/link/Our link.yaml")
+    assert (code, "lower-case letters" in err) == (2, True)
+    assert not (tmp_path / "results").exists()
+    curve = [{"message_bytes": size, "ms": size / 1e6} for size in (10**6, 10**7)]
+    commit([collective("gloo", "all_gather", 10, sp_size=2) | {"curve": curve}], tmp_path / "results" / "links")
+    monkeypatch.setattr(campaign, "run", lambda *_, **__: {"ok": 1})
+    code, out, err = console(capfd, "run", *LINKS, "conf/link/ours.yaml")
+    assert (code, out) == (0, "link: conf/link/ours.yaml\n"), err
+    assert 'all_gather 2: "1000000:1000 10000000:10000"' in (tmp_path / "conf/link/ours.yaml").read_text()
 
 
 @pytest.mark.parametrize("link", ["none", "nvlink"])

@@ -1,18 +1,28 @@
 """A world of one rank, without a GPU: what it sends is counted, takes its time, and is what real ranks would send."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import flash_attn_stand_in
 import pytest
+import ranks
+import sdpa_stand_in
 import torch
 import torch.distributed as dist
+from oracle import Case, mesh_of
+from test_ledger import check
+from test_libraries import needs
 from torch import Tensor
 
 from sp_bench import methods, workloads
 from sp_bench.attention import meshes
 from sp_bench.config.machine import LinkConfig
+from sp_bench.config.method import MethodConfig
+from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import fsdp2
 from sp_bench.hardware import package_versions
@@ -279,6 +289,68 @@ def test_a_share_of_the_work_that_is_not_the_ranks_is_incorrect(run, one, monkey
     monkeypatch.setattr(ring, "visible_block", less)
     with pytest.raises((Incorrect, AssertionError, ValueError, RuntimeError)):
         run(one("ring", 4))
+
+
+# libraries
+
+
+def check_library(rank: int, method: MethodConfig, kernel: str) -> None:
+    """It sends what its closed form says, and waits for it."""
+    dist.destroy_process_group()
+    flash_attn_stand_in.install()
+    sdpa_stand_in.install()
+    one_rank.join(0, 4, 4, link("0:0 1000000:100000"), CPU)
+    dtype = "float32" if kernel in ("math", "sdpa_flash") else "float16"  # yunchang's casts
+    mesh = mesh_of(methods.get(method.name).layout(method, 4))
+    for hkv, documents in ((8, ()), (4, ()), (8, (160, 96, 256))):
+        shape = AttentionShape(1, 512, 8, hkv, 16, True, dtype, documents)
+        if documents and methods.packing_reason(method, shape):
+            continue
+        start = perf_counter()
+        check(Case(method, shape, kernel), mesh)
+        passed_s, busy_s = perf_counter() - start, max(one_rank._worlds[0].busy_s)
+        assert passed_s > busy_s > 0.01
+        one_rank._worlds[0].busy_s[:] = 0.0, 0.0
+
+
+USP = {"variant": "usp", "ulysses_degree": 2}
+
+
+@pytest.mark.parametrize(
+    ("package", "method", "kernel"),
+    [
+        pytest.param(package, method, kernel, marks=needs(package) if package != "torch" else ())
+        for package, method, kernel in (
+            ("deepspeed", MethodConfig("deepspeed_ulysses"), "math"),
+            ("yunchang", MethodConfig("yunchang", "contiguous", "ulysses"), "flash_attn"),
+            ("yunchang", MethodConfig("yunchang", "zigzag", **USP), "flash_attn"),
+            ("ring-flash-attn", MethodConfig("ring_flash_attn", "zigzag"), "flash_attn"),
+            ("ring-flash-attn", MethodConfig("ring_flash_attn", "contiguous"), "flash_attn"),
+            ("ring-flash-attn", MethodConfig("ring_flash_attn_llama3"), "flash_attn"),
+            ("torch", MethodConfig("torch_context_parallel", "zigzag", "allgather"), "sdpa_flash"),
+            ("torch", MethodConfig("torch_context_parallel", "zigzag", "alltoall"), "sdpa_flash"),
+        )
+    ],
+)
+def test_libraries_run_as_they_are(package, method, kernel):
+    ranks.run(1, check_library, method, kernel)
+
+
+def check_step(rank: int, config: TrialConfig, tmp_path: Path) -> None:
+    dist.destroy_process_group()
+    os.environ |= {"LOCAL_RANK": "0"}
+    one_rank.join(0, config.world_size, config.ranks_per_node, config.link, CPU)
+    mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
+    job = workloads.Job(config, mesh, CPU, lambda phase: None, tmp_path)
+    columns = record.assemble(config, [workloads.get(config.workload.name).run(job)])
+    assert columns["comm_counted_bytes"] > 0
+
+
+@needs("deepspeed")
+@pytest.mark.parametrize(("method", "engine"), [("ring", "deepspeed"), ("deepspeed_ulysses", "fsdp2")])
+def test_deepspeed_trains_a_step(one, method, engine, tmp_path):
+    config = one(method, 4, "train_step", seq_len=256, engine=engine, model__num_kv_heads=4)
+    ranks.run(1, check_step, config, tmp_path)
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -42,6 +42,12 @@ def test_messages_that_wait_for_the_host_are_left_out_and_rows_are_their_median(
     assert link([commit(rows, tmp_path / "a")]).inside == {"all_gather 8": "16777216:101 67108864:400"}
 
 
+def test_seconds_are_written_without_an_exponent(tmp_path):
+    found = link([commit([messages("gloo", "all_gather", 100, 4_620_604.04)], tmp_path / "a")])
+    assert found.inside == {"all_gather 8": "1048576:100 4194304:4620604"}
+    assert curve_problem(found) is None
+
+
 def test_between_hosts_bytes_are_those_of_one_card(tmp_path):
     rows = [
         messages("network", primitive, 100, 400, sp_size=16, num_nodes=2)
