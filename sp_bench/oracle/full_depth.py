@@ -127,9 +127,8 @@ class FullDepth:
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._seen <= self._updates:
             self._observer.before_update(optimizer)
-            return
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0  # nothing moves: weight decay is a part of the rate
+        else:
+            stand_still(optimizer)
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._seen <= self._updates:
@@ -197,6 +196,12 @@ class FullDepth:
         budget = FALL_TOLERANCE * max(1.0, abs(predicted) / FALL) ** 2 + curvature**2
         message: Prose = f"the loss changes by {fall:.6g} nats where the gradients say {predicted:.6g}"
         return Fall(error, budget, message)
+
+
+def stand_still(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before a step of the optimizer: let it move no weight. Weight decay is a part of the rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
 
 
 def require_fall(fall: Fall, where: Prose) -> None:

@@ -13,6 +13,9 @@ the timed length.
 
 In half precision the reduced length is run in fp32 too: rounding is what the two runs differ by, at full depth.
 
+At the reduced length further steps follow on the same text and weights, which must equal the first: so what is proven of
+the first step holds for later ones.
+
 In timed steps the loss is finite, the gradient is not zero, and the optimizer changes the weights of every rank.
 
 The runs of the text cut short (`run_shorter`) belong to the code, the options and the machine: one trial's hold for
@@ -61,6 +64,8 @@ from sp_bench.training.train import StepResult, Tick, is_labelled, layout_of, pa
 # is the worst of many more at the timed length.
 LOSS_FACTOR, WORST_FACTOR = 2.0, 4.0
 MAX_ROUNDING = 4  # eps of the dtype
+STILL_STEPS = 4  # on one text while the optimizer stands still
+SAME_NORM = 0.01  # relative; kernels add gradients in any order
 MAX_FLOAT8_ROUNDING = torch.finfo(torch.float8_e4m3fn).eps / 2  # where the layers' products are in FP8
 # What a value may change by from one step to the next, relative to the largest of all, and so many times what it
 # changes by at the reduced length. Of 653 random right settings the loss reached 0.73 of that, the norm 0.76.
@@ -128,15 +133,17 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
     with full_precision():
         exact, fall, size, columns, line = _rehearse(twin, cut[0], mesh, device)
         if is_exact:
+            tolerance = TOLERANCES[config.dtype]
+            require_same(_runs(config, cut[0], mesh, device, STILL_STEPS), tolerance)
             longer = cut[1:] or [sequences] * (exact.seq_len < config.seq_len and not config.workload.single_step)
             runs = [exact]
             for text in longer:
                 _, run, _, other = _watched(config, text, mesh, device, updates=0, size=size)
                 runs, fall = [*runs, run], max(fall, other, key=lambda each: each.error / each.budget)
                 full_depth.require_fall(other, _where(config, run))
-            tolerance = TOLERANCES[config.dtype]
             return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
-    runs = [_run(config, text, mesh, device) for text in cut]
+    still = _runs(config, cut[0], mesh, device, STILL_STEPS)
+    runs = [still[0], *(_runs(config, text, mesh, device)[0] for text in cut[1:])]
     rounding = errors_of(runs[0], exact)
     in_float8 = config.workload.linear_dtype != "model"
     unit = torch.finfo(getattr(torch, config.dtype)).eps
@@ -145,6 +152,7 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
             f"losses at seq_len={exact.seq_len} in {config.dtype} differ from those in float32 by {rounding.loss:.3g} "
             f"(relative), budget {limit:.3g}"
         )
+    require_same(still, LOSS_FACTOR * rounding.loss)
     return Shorter(runs, LOSS_FACTOR * rounding.loss, WORST_FACTOR * rounding.worst, columns | fall.columns(), line)
 
 
@@ -234,12 +242,36 @@ def _moved(
     return runs[0], results, depth.fall(*(run.losses[:, run.labelled] for run in runs[1:]))
 
 
-def _run(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device) -> Run:
-    engine = engines.get(config.engine.name)
-    (result,) = engine.run(config, [sequences], mesh, device, lambda: None, token_losses=1)
-    run = first_step(config, result, sequences.shape[1] - 1, mesh)
+def _runs(
+    config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device, num_steps: int = 1
+) -> list[Run]:
+    """The first step on `sequences`, and further ones, in which the weights are as they were."""
+    hook = register_optimizer_step_pre_hook(full_depth.stand_still)
+    try:
+        texts = [sequences] * num_steps
+        run = engines.get(config.engine.name).run
+        results = run(config, texts, mesh, device, lambda: None, token_losses=num_steps)
+    finally:
+        hook.remove()
+    runs = [first_step(config, result, sequences.shape[1] - 1, mesh) for result in results]
     release_memory(device)
-    return run
+    return runs
+
+
+def require_same(runs: Sequence[Run], budget: float) -> None:
+    """
+    Raises:
+        Incorrect: a step on the text and the weights of the first one has other losses or another gradient norm.
+    """
+    first, *others = runs
+    for step, run in enumerate(others, 2):
+        error, of_norm = errors_of(run, first).loss, abs(run.grad_norm / (first.grad_norm or math.inf) - 1)
+        for what, found, limit in (("losses", error, budget), ("gradient norm", of_norm, SAME_NORM)):
+            if not found <= limit:
+                raise Incorrect(
+                    f"the {what} of step {step} at seq_len={run.seq_len} differ from step 1 by {found:.3g} (relative), "
+                    f"budget {limit:.3g}, although text and weights are the same"
+                )
 
 
 def first_step(config: TrialConfig, result: StepResult, seq_len: int, mesh: DeviceMesh) -> Run:

@@ -37,7 +37,7 @@ def cases() -> list[TrialConfig]:
 def first_steps(config: TrialConfig) -> tuple[timed_step.Run, timed_step.Shorter]:
     mine, sequences = job(config), text.sequences(0, config.num_sequences, config.seq_len)
     shorter = timed_step.run_shorter(config, sequences, mine.mesh, mine.device)
-    return timed_step._run(config, sequences, mine.mesh, mine.device), shorter
+    return timed_step._runs(config, sequences, mine.mesh, mine.device)[0], shorter
 
 
 def check_right_steps() -> None:
@@ -81,7 +81,7 @@ def check_refusals() -> None:
         (another_loss, "the loss of the first step at seq_len=96 is .*, and its tokens' mean 6.0"),
     ):
         with mock.patch.object(fsdp2.Training, "step", lie), pytest.raises(Incorrect, match=reason):
-            timed_step._run(config, sequences, mine.mesh, mine.device)
+            timed_step._runs(config, sequences, mine.mesh, mine.device)
     half = replace(config, dtype="bfloat16")
     other_weights = replace(half, dtype="float32", seed=1), "method"
     with (

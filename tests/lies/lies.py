@@ -1097,6 +1097,23 @@ def _negated_after_step_3() -> None:
     Training.step, Training._forward = counted, forward
 
 
+def _batches_from_step(first: int, change: Callable[[Any], Any]) -> Callable[[], None]:
+    """From this step of an optimizer on, `change` gets the micro-batches and gives those that are trained on."""
+
+    def plant() -> None:
+        from sp_bench.engines.fsdp2 import Training
+
+        honest, steps = Training.step, WeakKeyDictionary[Any, int]()
+
+        def step(self: Any, batches: Any, *layers: Any) -> Any:
+            steps[self.optimizer] = steps.get(self.optimizer, 0) + 1
+            return honest(self, change(batches) if steps[self.optimizer] >= first else batches, *layers)
+
+        Training.step = step
+
+    return plant
+
+
 def _after_step_3(late: Callable[[Any, int, Callable[[], None]], None]) -> Callable[[], None]:
     """From the fourth step of an AdamW on, `late` gets the optimizer, the number of the step and the honest step."""
 
@@ -1341,6 +1358,10 @@ LIES = {
     "negated_after_step_3": _negated_after_step_3,
     "every_second_update_left_out": _after_step_3(_every_second),
     "first_parameter_alone_updated": _after_step_3(_first_parameter_alone),
+    "labels_lost_after_the_first_step": _batches_from_step(
+        2, lambda batches: [_without_labels(batch, batch.labels.shape[1] - 2) for batch in batches]
+    ),
+    "micro_batch_repeated_from_step_4": _batches_from_step(4, lambda batches: [batches[0]] * len(batches)),
     "updates_late_by_a_step": _after_step_3(_late_by_a_step),
     "timed_gradients_larger": _of_gradients(lambda _, gradient: gradient.mul_(1.5), REDUCED),
     "timed_gradients_reversed": _of_gradients(lambda _, gradient: gradient.copy_(gradient.flip(0)), REDUCED),

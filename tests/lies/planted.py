@@ -670,6 +670,22 @@ LIES += [
         Lie(name, "Later steps", what, trial, reason, phase=phase, quick=quick)
         for name, what, trial, reason, phase, quick in (
             (
+                "labels_lost_after_the_first_step",
+                "two labels of each rank lost after the first step",
+                TRAIN_STEP,
+                "the losses of step 2 at seq_len=48 differ from step 1 by",
+                "init",
+                False,
+            ),
+            (
+                "micro_batch_repeated_from_step_4",
+                "from the fourth step on one micro-batch is trained on twice",
+                (*TRAIN_STEP, "workload.micro_batches=2"),
+                "the losses of step 4 at seq_len=48 differ from step 1 by",
+                "init",
+                False,
+            ),
+            (
                 "learning_rate_has_a_floor",
                 "a learning rate that never goes below 1e-4, where the trial has 1e-6",
                 TRAIN_STEP,

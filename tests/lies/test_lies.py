@@ -34,6 +34,7 @@ CASES = [
 # a matrix that has hardly moved, or show with the unequal labels of the proof alone.
 OF_THE_PROOF_ALONE = (
     *("negated_after_step_3", "updates_late_by_a_step", "documents_leak", "checkpoints_of_the_step_before"),
+    "micro_batch_repeated_from_step_4",
     *("mean_of_means", "mean_of_data_ranks", "loss_averaged_over_ranks", "float8_gathered_scales_stale"),
 )
 QUICK = "gradients_negated"  # the one of the others that is told in the ordinary tests
