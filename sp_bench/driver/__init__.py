@@ -1,1 +1,1 @@
-"""From a command line to rows: plan, campaign, attempts, and the processes of each. No torch."""
+"""From valid trials to rows: campaigns, attempts, and the processes of each. No torch."""
