@@ -118,6 +118,8 @@ def _is_whole(cell: Cell) -> bool:
     """Whether a cell is of causal attention, forward and backward, or of a step of the whole model, with messages that
     take time."""
     asked = cell.asked
+    if asked["kv_lora_rank"]:  # what a rank sends of latents is another question: docs/LATENT.md
+        return False
     if not asked["causal"] or asked["pass_kind"] == "forward" or cell.link == NO_DELAY:
         return False
     return asked["workload"] not in TRAINING or asked["num_layers"] in (None, num_layers(asked["model"]))
@@ -200,7 +202,9 @@ def _column(cell: Cell) -> tuple[str, str]:
     slower = f", {link}" if is_slow else ""
     if cell.asked["workload"] in TRAINING:
         packed = ", packed" if words.is_packed(cell) else ""
-        return STEP, f"{words.model(cell)}{packed}{slower}"
+        layers = cell.asked.get(words.LAYERS_RUN)
+        by_line = ", by a line through {} and {} layers".format(*layers) if layers else ""
+        return STEP, f"{words.model(cell)}{packed}{slower}{by_line}"
     if words.is_packed(cell):
         return PACKED, f"{words.drawn(cell)}{slower}"
     if window := cell.asked["window"]:

@@ -18,8 +18,10 @@ def tokens_per_s_per_gpu(cell: Cell) -> float | None:
 
 
 def attention_tflops(cell: Cell) -> float | None:
-    """TFLOP/s of one device in attention alone."""
-    ms, flops = cell.median_step_ms, cell.attention_flops_per_step
+    """TFLOP/s of one device in attention alone. What a method computes beyond the model's FLOPs does not count: passing
+    states has twice the values in its kernel."""
+    flops = [each for each in (cell.attention_flops_per_step, cell.middle("model_flops")) if each is not None]
+    ms, flops = cell.median_step_ms, min(flops, default=None)
     return _tera(_per_gpu(cell, flops / ms if ms and flops is not None else None))
 
 
