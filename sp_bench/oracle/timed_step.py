@@ -13,8 +13,8 @@ the timed length.
 
 In half precision the reduced length is run in fp32 too: rounding is what the two runs differ by, at full depth.
 
-At the reduced length further steps follow on the same text and weights, which must equal the first: so what is proven of
-the first step holds for later ones.
+At the reduced length further steps follow on the same text and weights, which must equal the first: so what is proven
+of the first step holds for later ones.
 
 In timed steps the loss is finite, the gradient is not zero, and the optimizer changes the weights of every rank.
 
