@@ -139,7 +139,7 @@ def held(cells: Sequence[Cell]) -> list[Held]:
 
 
 def largest_error(helds: Sequence[Held], workload: str) -> float | None:
-    """Of the times of a workload's cells on NVLink, where measured rows are of like code; None where there are none."""
+    """The largest error of a workload's times on NVLink, where measured rows are of like code; None: there are none."""
     errors = [
         abs(each.ratio - 1)
         for each in helds

@@ -87,7 +87,7 @@ class OverDepth:
 
 
 def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
-    """Of the steps of one real rank that ran with two depths below that of their model; of more the two smallest."""
+    """The steps of one real rank that ran with two depths below that of their model: the two smallest, if more ran."""
     grouped: dict[tuple[Any, ...], dict[int, Cell]] = {}
     for cell in cells:
         is_one_rank = not cell.all_ranks_were_there and not cell.is_in_no_verdict

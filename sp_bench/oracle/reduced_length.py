@@ -324,7 +324,7 @@ def _changed_key(layout: SequenceLayout, shape: AttentionShape, window: int) -> 
 
 
 def _worse(found: Mapping[str, Errors], others: Mapping[str, Errors]) -> dict[str, Errors]:
-    """Of each column and tensor the one of two proofs that proves less: the largest difference outside and between
+    """For each column and tensor, the one of two proofs that proves less: the largest difference outside and between
     equal runs, and the smallest inside."""
     return {
         column: {

@@ -84,17 +84,17 @@ def _named(ways: Sequence[Candidate], others: Sequence[Candidate], best: Candida
     shape = best.config.attention_shape(best.config.seq_len)
     splits = head_split_reason(shape, sp_size, "sp_size", "ulysses") is None
     here, fitted = _of_each(ways, best), _of_each(others, best)
-    told = []
+    parts = []
     for method in ALWAYS:
         if method in here:
-            told.append(_beside(here[method], best))
+            parts.append(_beside(here[method], best))
         elif method in fitted:
-            told.append(f"{_beside(fitted[method], best)}, by the fit")
+            parts.append(f"{_beside(fitted[method], best)}, by the fit")
         elif method == "ulysses" and not splits:
-            told.append(f"Ulysses cannot split {shape.num_heads} heads over {sp_size} GPUs")
+            parts.append(f"Ulysses cannot split {shape.num_heads} heads over {sp_size} GPUs")
         else:
-            told.append(f"{words.METHODS[method]} does not fit")
-    return "; ".join(told) + "."
+            parts.append(f"{words.METHODS[method]} does not fit")
+    return "; ".join(parts) + "."
 
 
 def _on_one_gpu(ways: Sequence[Candidate], best: Candidate) -> str:

@@ -97,7 +97,7 @@ class Candidate:
 
     @property
     def gpu_hours(self) -> float:
-        """Of a million tokens."""
+        """GPU-hours of a million tokens."""
         return 1e6 / self.tokens_per_s_per_gpu / 3600
 
     def as_json(self, price: float | None = None) -> dict[str, Any]:

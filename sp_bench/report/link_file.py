@@ -77,7 +77,7 @@ def _curves(known: Iterable[tuple[Path, Mapping[str, Any]]]) -> tuple[dict[str, 
 
 
 def _far_share(op: str, ranks: int, on_host: int) -> float:
-    """Of a rank's bytes what its network card sends, as a link model has it (costs/links.py)."""
+    """The part of a rank's bytes that its network card sends, as a link model has it (costs/links.py)."""
     if op == "all_gather":
         return 1 / on_host
     return 1.0 if op == "send" else (ranks - on_host) / (ranks - 1)

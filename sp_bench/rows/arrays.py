@@ -62,7 +62,7 @@ class Arrays:
 
     @cached_property
     def device_names(self) -> list[list[str] | None]:
-        """Of each row's environment, most of which no rule needs."""
+        """A field of each row's environment, most of which no rule needs."""
         return self.column("environment.device_names").to_pylist()
 
     def of_lists(self, name: str, reduce: Reduce) -> Floats:
