@@ -16,6 +16,7 @@ from sp_bench.report.figures import (
     memory,
     over_ranks,
     plans,
+    states,
     steps,
     throughput,
     traffic,
@@ -34,6 +35,7 @@ FIGURES: Mapping[str, Draw] = {  # in the order of the page
     "fabrics": lambda settings, cells, look: fabrics.draw(cells, look),
     "ranks": lambda settings, cells, look: over_ranks.draw(cells, look),
     "windows": lambda settings, cells, look: windows.draw(cells, look),
+    "states": lambda settings, cells, look: states.draw(cells, look),
     "plans": lambda settings, cells, look: plans.draw(cells, look),
 }
 NAMES = tuple(FIGURES)
