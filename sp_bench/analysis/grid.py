@@ -109,7 +109,7 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
     like = next(place.first for place, _ in met if _shape(place.first) == shape)
     caption = (
         f"{words.heads(like)}, {words.dtype(like)}, {words.hardware(like)}, causal, forward and backward. "
-        '"Ring 1.10x": Ulysses takes 1.10 times as long. A third method is named where it beats both.'
+        '"Ring 1.10x": Ulysses takes 1.10 times as long. A third is named where it beats both.'
     )
     return Grid(caption, columns, tuple(lines))
 
@@ -203,7 +203,7 @@ def _column(cell: Cell) -> tuple[str, str]:
     if cell.asked["workload"] in TRAINING:
         packed = ", packed" if words.is_packed(cell) else ""
         layers = cell.asked.get(words.LAYERS_RUN)
-        by_line = ", by a line through {} and {} layers".format(*layers) if layers else ""
+        by_line = ", by {} and {} layers".format(*layers) if layers else ""
         return STEP, f"{words.model(cell)}{packed}{slower}{by_line}"
     if words.is_packed(cell):
         return PACKED, f"{words.drawn(cell)}{slower}"

@@ -13,7 +13,7 @@ LEGEND = (
 )
 
 
-ONE_RANK = " \N{WHITE CIRCLE}: modelled: one rank of so many ran."
+ONE_RANK = " \N{WHITE CIRCLE}: modelled by one rank."
 
 
 def legend(grid: Grid, brief: bool = False) -> str:

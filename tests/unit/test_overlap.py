@@ -39,15 +39,13 @@ def test_of_an_exchange_in_chunks_of_heads_one_chunk_hides_behind_nothing(chunks
     ("ranks", "compute_ms", "expected"),
     [
         (2, 1e6, 0.0),
-        # one hop of 6 beside a block of 5; of 6 and 9 (dK, dV), each beside half a block of 12.5
-        (2, 35.0, 1.0 + 0.0 + (9.0 - 6.25)),
-        # two hops of 3 beside blocks of 1; KV 3 and dK/dV 4.5, beside 1.25, 2.5 and 2.5 of which one each, and 1.25
-        (3, 10.5, 2 * 2.0 + 1.75 + 0.5 + 2.0 + 3.25),
+        # one hop of 6 beside a block of 5; of 15 with dK and dV, beside a block of 12.5
+        (2, 35.0, 1.0 + 2.5),
+        # two hops, beside two blocks of 1, and of 2.5
+        (3, 10.5, (6.0 - 2.0) + (15.0 - 5.0)),
     ],
 )
-def test_a_hop_of_a_ring_hides_behind_a_block_and_the_outer_two_of_a_backward_behind_half_of_one(
-    ranks, compute_ms, expected
-) -> None:
+def test_the_hops_of_a_ring_hide_behind_all_blocks_but_one(ranks, compute_ms, expected) -> None:
     assert exposed_ms(asked(ring_degree=ranks), of_both("send", 6, 15), compute_ms) == pytest.approx(expected)
 
 
