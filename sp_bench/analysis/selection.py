@@ -21,7 +21,7 @@ from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import listed
 from sp_bench.formats import counted
 from sp_bench.rows import consistency, plans, store
-from sp_bench.rows.frame import of_table
+from sp_bench.rows.frame import of_shared
 from sp_bench.rows.row import MEASURED
 from sp_bench.rows.schema import SCHEMA
 
@@ -114,7 +114,7 @@ class _Read(NamedTuple):
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
     table, problems = consistency.read(folder, COLUMNS, executor=executor, progress=progress)
     probes = {trial_id for plan in plans.read(folder) for trial_id in plan.probes}
-    frame = of_table(table).assign(folder=name)
+    frame = of_shared(table).assign(folder=name)
     frame["probe"] = frame["trial_id"].isin([*probes])
     identity = zip(*(frame[column].tolist() for column in ("trial_id", "env_id", "attempt", "status")), strict=True)
     frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]

@@ -65,6 +65,11 @@ def damaged(table: pa.Table) -> list[int]:
     return [i for i, made, written in found if made != written]
 
 
+def alike_values(column: pa.ChunkedArray) -> tuple[Places, Places]:
+    """Like `arrays.alike`, of one column that may be nested."""
+    return alike_codes([_texts(column.combine_chunks()).codes])
+
+
 def _texts(values: pa.Array) -> _Texts:
     """Each value as JSON."""
     kind = values.type

@@ -11,6 +11,7 @@ import pyarrow as pa
 from sp_bench.config.options import OPTIONS
 from sp_bench.rows import consistency
 from sp_bench.rows.arrays import alike
+from sp_bench.rows.digest import alike_values
 from sp_bench.rows.names import option_values
 
 TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -23,6 +24,27 @@ def of_table(table: pa.Table, *, maps_as: Literal["lossy", "strict"] | None = No
     """A table of rows. Whole numbers stay whole where some are null. maps_as: as `maps_as_pydicts` of pyarrow; None:
     lists of (key, value)."""
     return table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get, maps_as_pydicts=maps_as)
+
+
+def of_shared(table: pa.Table) -> pd.DataFrame:
+    """Like `of_table`, for readers who change no value: equal structs, maps and lists of them are one object, as most
+    rows of a campaign have one environment."""
+    shared = {field.name for field in table.schema if _has_fields(field.type)}
+    plain = of_table(table.drop_columns([*shared]))
+    columns = {}
+    for name in table.column_names:
+        if name in shared:
+            groups, firsts = alike_values(table[name])
+            of_groups = of_table(table.select([name]).take(firsts))[name]
+            columns[name] = of_groups.to_numpy()[groups]
+        else:
+            columns[name] = plain[name]
+    return pd.DataFrame(columns)
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    inside = kind.value_type if pa.types.is_list(kind) else kind
+    return pa.types.is_struct(inside) or pa.types.is_map(inside)
 
 
 def load(folders: Sequence[str | Path]) -> pd.DataFrame:

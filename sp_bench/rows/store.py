@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
-from sp_bench.rows import packed, proofs
+from sp_bench.rows import packed, plans, proofs
 from sp_bench.rows.digest import DIGEST, damaged, digests
 from sp_bench.rows.packed import LEADS_OUT, NO_FILE, stays
 from sp_bench.rows.row import as_written_today, needed_to_read
@@ -163,7 +163,7 @@ def require_contained(campaign: Path) -> None:
         entries = [work, *work.iterdir()] if work.is_dir() else [work]
     except OSError as error:
         raise ConfigError(f"{campaign} cannot be read: {error.strerror}") from error
-    for path in (campaign / proofs.FOLDER, *entries):
+    for path in (campaign / plans.FOLDER, campaign / proofs.FOLDER, *entries):
         if path.is_symlink() and not stays(path, campaign):
             raise ConfigError(f"{path} is a link that leads out of {campaign}; remove it, or use another campaign")
 

@@ -9,7 +9,7 @@ from sp_bench import handover
 from sp_bench.config.parsing import ConfigError
 from sp_bench.driver import proven
 from sp_bench.planning import plan
-from sp_bench.rows import plain_file, proofs, store
+from sp_bench.rows import plain_file, plans, proofs, store
 from sp_bench.rows.proofs import Proof
 from sp_bench.rows.row import Outcome
 
@@ -81,10 +81,11 @@ def test_what_is_no_key_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_proofs_that_leads_elsewhere_is_refused(tmp_path):
+@pytest.mark.parametrize("name", [proofs.FOLDER, plans.FOLDER])  # an archive has what lies in them
+def test_a_folder_of_proofs_or_plans_that_leads_elsewhere_is_refused(tmp_path, name):
     (tmp_path / "campaign").mkdir()
-    (tmp_path / "campaign" / proofs.FOLDER).symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="_proofs is a link that leads out of"):
+    (tmp_path / "campaign" / name).symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name} is a link that leads out of"):
         store.require_contained(tmp_path / "campaign")
 
 
