@@ -319,11 +319,13 @@ def one_of(sp_size: int, **columns: Any) -> dict[str, Any]:
 
 def test_all_figures_are_drawn_at_both_widths_and_alone() -> None:
     under_windows = [one_of(8, **method, window=window) for method in ({}, ULYSSES) for window in (128, 4096)]
-    found = cells_of([*campaign(), one_of(8), one_of(64), *under_windows])
+    work = [dict.fromkeys(("attention", "matmul", "other", "messages", "exposed_messages"), 1.0)]
+    delta = [on_gpus(**method, attention_kind="gated_delta", kernel_ms=work) for method in ({}, ULYSSES)]
+    found = cells_of([*campaign(), one_of(8), one_of(64), *under_windows, *delta])
     made = settings(found)
     for column in (1, 2):
         drawings = draw(made, found, Look(column=column))
-        assert {d.name for d in drawings} == set(NAMES)
+        assert {d.name for d in drawings} == {*NAMES} - {"plans"}  # of drawn batches: test_streams draws it
         assert {d.width for d in drawings} == {312 if column == 1 else 648}
         assert all(d.files.keys() == {"png", "pdf", "csv"} for d in drawings)
         assert "memory-parts" in {d.stem for d in drawings}
