@@ -92,7 +92,8 @@ def _chosen(config: TrialConfig) -> Mapping[str, Any]:
     names = {path.removesuffix(".name"): value for path, value in known.items() if path.endswith(".name")}
     rest = {path: value for path, value in known.items() if not path.endswith(".name")}
     if layers := _options(config).get("model.layers"):
-        rest |= {"model.layers": layers, "model.sinks": config.model.sinks, "model.window": config.model.window}
+        rest |= {"model.layers": layers, "model.sinks": config.model.sinks}
+        rest |= {"model.window": config.model.window} if config.model.window else {}
     for window in ("model.window", "workload.window"):
         if window in rest:
             rest[window] = min(rest[window], MOST_WINDOW)

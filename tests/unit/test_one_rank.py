@@ -205,6 +205,7 @@ def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name):
         {"workload__window": 512, "method__layout": "contiguous"},
         {"model": "deepseek_v2_lite", "kernel": "math", "method__sends": "latent"},
         {"workload": "train_step", "model__layers": "window+full", "model__window": 512},
+        {"workload": "train_step", "model": "qwen3_next_dense", "method": "ulysses", "method__states": "gather"},
     ],
 )
 def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, changes):
@@ -219,7 +220,12 @@ def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, 
 
 @pytest.mark.parametrize(
     ("name", "proofs_and_cells"),
-    [("one_rank_hybrid", (6, 18)), ("one_rank_latent", (6, 54)), ("one_rank_delta", (2, 24))],
+    [
+        ("one_rank_hybrid", (6, 18)),
+        ("one_rank_latent", (6, 54)),
+        ("one_rank_delta", (2, 24)),
+        ("one_rank_hybrid_delta", (2, 8)),
+    ],
 )
 def test_the_first_commands_in_a_sweep_prove_all_of_its_cells(tmp_path, name, proofs_and_cells):
     lines = (conf_folder() / "sweep" / f"{name}.yaml").read_text().splitlines()
