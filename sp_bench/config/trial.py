@@ -255,6 +255,8 @@ class TrialConfig:
             raise ConfigError(
                 f"workload.stages={self.workload.stages}: use {PROVABLE_TOKENS} to {MAX_TOKENS} tokens in each stage"
             )
+        if self.workload.stages is not None:
+            _ = self.of_stages  # each of which refuses options that do not fit it
         if self.workload.policy is not None:
             self._check_policy()
         if self.engine.name != "fsdp2" or self.model.window is not None:
@@ -325,6 +327,9 @@ class TrialConfig:
             micro_batches, sp_size = stage.micro_batches or self.workload.micro_batches, stage.sp_size or self.sp_size
             unused = {"stages": None, "policy": None, "filling": None}
             options = {"name": "train_step", "warmup_steps": 1, "micro_batches": micro_batches}
+            options["activation_checkpointing"] = (
+                stage.activation_checkpointing or self.workload.activation_checkpointing
+            )
             sizes = {"seq_len": seq_len, "sp_size": sp_size, "dp_shard_size": self.num_shards // sp_size}
             found.append(replace(self, **sizes, workload=replace(self.workload, **options, **unused)))
         return found

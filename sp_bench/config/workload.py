@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from sp_bench.config.declared import MAX_COUNT, Declared
 from sp_bench.config.documents import Packing, from_text
@@ -29,8 +29,10 @@ AUTO = "auto"  # timed_steps: the ranks agree on their number after the warm-up
 TIMED_S, LEAST_TIMED_STEPS, MOST_TIMED_S = 1.25, 5, 10.0
 FEWEST_TIMED_STEPS = 2  # of steps that reach the limit: one alone cannot show that its results repeat
 MOST_TIMED_STEPS = {"attention": 5000, "train_step": 100}  # workloads that take `auto`; a row has all their times
+Checkpointing = Literal["none", "full", "selective", "selective_output", "selective_mlp"]
 # Tokens of a sequence x steps, and options of its own: 8192x20:micro_batches=4:sp_size=1
-STAGE = r"[1-9]\d{0,9}x[1-9]\d{0,3}(:(micro_batches|sp_size)=[1-9]\d{0,4})*"
+OWN = rf":(micro_batches|sp_size)=[1-9]\d{{0,4}}|:activation_checkpointing=({'|'.join(get_args(Checkpointing))})"
+STAGE = rf"[1-9]\d{{0,9}}x[1-9]\d{{0,3}}({OWN})*"
 
 
 class Stage(NamedTuple):
@@ -38,8 +40,9 @@ class Stage(NamedTuple):
 
     seq_len: int
     steps: int
-    micro_batches: int | None = None  # this and the next; None: those of the last stage
+    micro_batches: int | None = None  # this and the next two; None: those of the last stage
     sp_size: int | None = None
+    activation_checkpointing: Checkpointing | None = None
 
 
 def parse_stages(text: str | None) -> list[Stage]:
@@ -48,8 +51,10 @@ def parse_stages(text: str | None) -> list[Stage]:
     for each in (text or "").split(","):
         if each:
             of_stage, *options = each.split(":")
-            named = dict(option.split("=") for option in options)
-            found.append(Stage(*map(int, of_stage.split("x")), **{name: int(value) for name, value in named.items()}))
+            own: dict[str, Any] = dict(option.split("=") for option in options)
+            own = {name: int(value) if value.isdigit() else value for name, value in own.items()}
+            seq_len, steps = map(int, of_stage.split("x"))
+            found.append(Stage(seq_len, steps, **own))
     return found
 
 
@@ -112,7 +117,7 @@ class WorkloadConfig:
         float | None, Declared("training: gradients are clipped to it; null: not at all", column=None)
     ] = None
     activation_checkpointing: Annotated[
-        Literal["none", "full", "selective", "selective_output", "selective_mlp"] | None,
+        Checkpointing | None,
         Declared(
             "training: what the backward computes again: none | full, each layer | selective, all but attention "
             "(engine megatron: MLPs alone) | "
@@ -292,7 +297,8 @@ class WorkloadConfig:
         str | None,
         Declared(
             "stream: stages of one training before the last, tokens of a sequence x steps: 8192x20,32768x20; the last "
-            "has seq_len tokens and the other steps. Options of a stage: 8192x20:micro_batches=4:sp_size=1",
+            "has seq_len tokens and the other steps. Options of a stage: 8192x20:micro_batches=4:sp_size=1, and "
+            "activation_checkpointing",
             of=("stream",),
             words="stages {}",
             named=True,

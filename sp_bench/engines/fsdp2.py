@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -54,20 +54,28 @@ def run(
         return train.run_steps(training.step, batches, tick)
 
 
+class Pass(NamedTuple):
+    """A micro-batch that may differ from others in length and in the ranks that share a sequence."""
+
+    layers: Sequence[AttentionCall]  # the attention of its layers
+    batch: Batch  # this rank's part
+    recomputes: str | None = None  # workload.activation_checkpointing of its step; None: that of the trial
+
+
 def run_passes(
     config: TrialConfig,
-    steps: Sequence[Sequence[tuple[Sequence[AttentionCall], Batch]]],
+    steps: Sequence[Sequence[Pass]],
     mesh: DeviceMesh,
     device: torch.device,
     tick: Tick,
 ) -> list[StepResult]:
-    """As `run`, of steps whose micro-batches differ in length and in the ranks that share a sequence: each has the
-    attention of its layers, and this rank's part. All ranks have equally many, since each gathers parameters."""
-    training = start(config, steps[0][0][0], mesh, device)
+    """As `run`, of steps with such micro-batches. All ranks have equally many, since each gathers parameters."""
+    training = start(config, steps[0][0].layers, mesh, device)
 
-    def step(passes: Sequence[tuple[Sequence[AttentionCall], Batch]]) -> StepResult:
-        layers, batches = zip(*passes, strict=True)
-        return training.step(batches, layers)
+    def step(passes: Sequence[Pass]) -> StepResult:
+        if (recomputes := passes[0].recomputes) is not None:
+            training.recompute(recomputes)
+        return training.step([each.batch for each in passes], [each.layers for each in passes])
 
     return train.run_steps(step, steps, tick)
 
@@ -180,6 +188,11 @@ class Training:
         """Compute with these, one a layer, from now on."""
         for block, attention in zip(self.decoder.blocks, layers, strict=True):
             cast(Block, block).attention.attention = attention
+
+    def recompute(self, checkpointing: str) -> None:
+        """Keep and compute again as `workload.activation_checkpointing` says, from now on."""
+        for block in self.decoder.blocks:
+            cast(Block, block).checkpointing = checkpointing
 
     def step(self, batches: Sequence[Batch], layers: Sequence[Sequence[AttentionCall]] | None = None) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it. layers: the attention

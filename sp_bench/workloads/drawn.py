@@ -30,15 +30,15 @@ from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed
 from sp_bench.engines import fsdp2
 from sp_bench.engines.float32_twin import float32_twin
+from sp_bench.engines.fsdp2 import Pass
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import one_process, training_step
 from sp_bench.oracle.timed_step import check_timed_steps
 from sp_bench.training import text, train
-from sp_bench.training.train import Batch, StepResult, Tick
+from sp_bench.training.train import StepResult, Tick
 from sp_bench.workloads import Job, parity
 from sp_bench.workloads.parity import Mark
 
-Pass = tuple[Sequence[methods.SequenceParallelAttention], Batch]
 COUNTED = ("forward", "recompute", "backward", "loss", "parameters", "gradients")  # phases without a closed form
 
 
@@ -173,7 +173,7 @@ class _Passes:
         rows = torch.cat((tokens[:, :1], labels[:, 1:], ~tokens[:, :1]), dim=1).expand(config.dp_shard_size, -1)
         batch = train.shard_batch(rows, config, layers[0].layout, mesh, self._job.device)
         num_labels = sum(length - 1 for each in texts for length in each.documents)
-        return layers, replace(batch, num_valid_tokens=num_labels)
+        return Pass(layers, replace(batch, num_valid_tokens=num_labels))
 
 
 def _layout(config: TrialConfig) -> SequenceLayout:

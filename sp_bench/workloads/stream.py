@@ -1,5 +1,6 @@
 """Stages of one training: the length of its sequences changes while one process trains one model with one optimizer,
-and with it the ranks that share a sequence and the micro-batches of a step, where a stage has these of its own.
+and with it the ranks that share a sequence, the micro-batches of a step and what is recomputed, where a stage has these
+of its own.
 
 In fp32 and fp64 each step of each stage is compared with the same training on one process, as in `parity`.
 
@@ -158,7 +159,8 @@ def _train(job: Job, trials: Sequence[TrialConfig], texts: Sequence[Tensor], tic
                 layers[key] = opened.enter_context(opening)
             of_layers = layers[key]
             (batches,) = train.shard_batches(trial, [sequences], of_layers[0].layout, mesh, job.device)
-            steps.append([(of_layers, batch) for batch in batches])
+            recomputes = trial.workload.activation_checkpointing
+            steps.append([fsdp2.Pass(of_layers, batch, recomputes) for batch in batches])
         return fsdp2.run_passes(trials[-1], steps, job.mesh, job.device, tick)
 
 

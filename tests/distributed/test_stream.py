@@ -71,6 +71,7 @@ def check_world(rank: int, world_size: int) -> None:
         check_compilations_are_counted_with_their_seconds()
     if world_size == 2:
         check_half_precision()
+        check_each_stage_recomputes_what_it_says()
         check_a_training_that_does_not_go_on_is_refused()
         check_a_stage_that_computes_at_another_length_is_refused()
 
@@ -87,6 +88,22 @@ def check_compilations_are_counted_with_their_seconds() -> None:
         over = (times["first_step_ms"] - times["median_step_ms"]) / 1e3
         assert stage["compile_s"] <= times["first_step_ms"] / 1e3
         assert stage["compile_s"] >= 0.8 * over or not stage["compiled"]
+
+
+def check_each_stage_recomputes_what_it_says() -> None:
+    step, found = fsdp2.Training.step, []
+
+    def spied(training, *others):
+        found.append({block.checkpointing for block in training.decoder.blocks})
+        return step(training, *others)
+
+    stages = "24x8:activation_checkpointing=none,72x3:activation_checkpointing=selective"
+    config = trial(RING, 2, workload=replace(STAGES, stages=stages, activation_checkpointing="full"))
+    with patch.object(fsdp2.Training, "step", spied):
+        row(config)
+    assert found == [{"none"}] * 8 + [{"selective"}] * 3 + [{"full"}] * 10  # the last is the step whose bytes count
+    half = replace(HALF, stages="24x2:activation_checkpointing=selective_output,72x2", activation_checkpointing="full")
+    assert len(row(trial(MethodConfig("ulysses"), 2, workload=half, dtype="bfloat16"))["stage_loss_errors"]) == 2
 
 
 def check_half_precision() -> None:
@@ -210,12 +227,12 @@ def check_a_fault_of_half_precision_alone_is_refused() -> None:
     """Rank 0 has no label in the first pass of each step in half precision. In fp32 all are there."""
     run_passes = fsdp2.run_passes
 
+    def unlabelled(each):
+        return each._replace(batch=replace(each.batch, labels=torch.full_like(each.batch.labels, IGNORED)))
+
     def forgets(config, steps, *others):
         if config.dtype == "bfloat16" and dist.get_rank() == 0:
-            first = [
-                (layers, replace(batch, labels=torch.full_like(batch.labels, IGNORED))) for (layers, batch), *_ in steps
-            ]
-            steps = [[each, *step[1:]] for each, step in zip(first, steps, strict=True)]
+            steps = [[unlabelled(first), *rest] for first, *rest in steps]
         return run_passes(config, steps, *others)
 
     config = trial(MethodConfig("ulysses"), 2, workload=POLICIES[3], seq_len=128, dtype="bfloat16")
@@ -256,6 +273,7 @@ def test_all_steps_of_all_stages_agree_with_one_process(world_size: int) -> None
         ({"stages": None, "policy": "static"}, "give first_fit or balanced to policy=static"),
         ({"stages": None, "policy": "dynamic"}, "use packing=fixed, lognormal or file, whose documents are drawn"),
         ({"stages": "24"}, "write tokens of a sequence x steps of each stage"),
+        ({"stages": "24x2:activation_checkpointing=some,72x2"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x2:sp=1"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x0,48x2"}, "write tokens of a sequence x steps of each stage"),
         ({"stages": "24x8,72x12"}, "20 of workload.stages=24x8,72x12 and the last; use 21 or more"),
