@@ -55,7 +55,7 @@ def test_an_adapter_that_needs_transformers_says_so(libraries, name):
 def test_planning_an_adapter_imports_no_library(make_config, name):
     code = (
         "import sys\n"
-        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\n"
+        "from sp_bench.planning import plan\nfrom sp_bench.config.trial import TrialConfig\n"
         "from sp_bench.config.parsing import parse\n"
         "import json\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"

@@ -57,7 +57,7 @@ def test_a_missing_library_is_a_reason_that_names_the_extra(monkeypatch, name, p
 @pytest.mark.parametrize("name", PACKAGES)
 def test_planning_an_adapter_imports_no_library(make_config, name):
     code = (
-        "import json, sys\nfrom sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\n"
+        "import json, sys\nfrom sp_bench.planning import plan\nfrom sp_bench.config.trial import TrialConfig\n"
         "from sp_bench.config.parsing import parse\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
         "print(*{'torch', 'yunchang', 'transformer_engine', 'flash_attn'} & set(sys.modules))\n"

@@ -560,7 +560,7 @@ def test_a_row_of_attention_alone_has_no_engine(make_config):
 def test_planning_an_engine_imports_no_library(make, name):
     code = (
         "import json, sys\n"
-        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\n"
+        "from sp_bench.planning import plan\nfrom sp_bench.config.trial import TrialConfig\n"
         "from sp_bench.config.parsing import parse\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
         "names = {'torch', 'deepspeed', 'transformers', 'accelerate', 'trl', 'datasets', 'megatron'}\n"

@@ -25,7 +25,7 @@ from sp_bench.rows.row import asked_for
 def test_planning_imports_no_torch(make_config):
     code = (
         "import json, sys\n"
-        "from sp_bench.driver import plan\n"
+        "from sp_bench.planning import plan\n"
         "from sp_bench.config.trial import TrialConfig\nfrom sp_bench.config.parsing import parse\n"
         "config = parse(TrialConfig, json.load(sys.stdin))\n"
         "assert len(plan.plan([config], 3, 0, None)) == 3\n"
