@@ -71,16 +71,24 @@ def test_lines_are_of_one_shape_from_a_length_on_and_of_gpus() -> None:
     assert grid(settings(cells_of([on_gpus(median_ms=1.0, **ULYSSES)]))) is None
 
 
-def test_latents_are_in_labels_and_captions_and_keep_places_apart() -> None:
-    latents = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128, "kv_lora_rank": 512}
+def test_other_values_are_in_labels_and_latents_have_a_page_of_their_own() -> None:
+    values = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128}
     modelled = {"sp_size": 8, "world_size": 8}
-    found = grid_of(both(10.0, 11.0, SIX), one_rank(both(10.0, 12.0, [1.0], **latents, **modelled)))
-    assert [each.label for each in found.lines[1].entries[0]] == ["16/16 heads, values of 128, latents of 512, cuDNN"]
+    found = grid_of(both(10.0, 11.0, SIX), one_rank(both(10.0, 12.0, [1.0], **values, **modelled)))
+    assert [each.label for each in found.lines[1].entries[0]] == ["16/16 heads, values of 128, cuDNN"]
     assert found.caption.startswith("32/8 heads of 128, bf16, H200,")
-    alone = grid_of(one_rank(both(10.0, 12.0, [1.0], **latents, **modelled)))
-    assert alone.caption.startswith("16/16 heads of 192, values of 128, latents of 512, bf16, H200,")
-    even = latents | {"kv_lora_rank": None}
-    assert len(settings(cells_of([*replicated(1.0, [1.0], **latents), *replicated(1.0, [1.0], **even)]))) == 2
+    latents = values | {"kv_lora_rank": 512}
+    assert len(grid_of(both(10.0, 11.0, SIX), one_rank(both(10.0, 12.0, [1.0], **latents, **modelled))).lines) == 1
+    assert len(settings(cells_of([*replicated(1.0, [1.0], **latents), *replicated(1.0, [1.0], **values)]))) == 2
+
+
+def test_ulysses_in_chunks_has_an_entry_of_its_own_on_slower_links() -> None:
+    chunks = {"fabric": "channels_1", "head_chunks": 4, "kernel": "flash_attn"}
+    found = grid_of(both(11.0, 10.0, SIX, fabric="channels_1"), both(10.5, 10.0, SIX, **chunks))
+    assert [each.label for each in found.lines[0].entries[-1]] == [
+        "1 NCCL channel",
+        "1 NCCL channel, Ulysses in 4 chunks",
+    ]
 
 
 def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
@@ -97,5 +105,5 @@ def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
     brief = grid(settings(cells_of([row for each in rows for row in each])), of_one_shape=True)
     assert brief is not None
     assert markdown(brief, brief=True).splitlines()[-1].count("\N{WHITE CIRCLE}") == 1
-    assert "one rank of so many" in legend(found)
+    assert "modelled by one rank" in legend(found)
     assert "one rank" not in legend(grid_of(both(10.0, 11.0, SIX)))

@@ -97,7 +97,7 @@ def test_sums_of_two_matrices_in_half_precision_are_counted() -> None:
 def test_a_tied_matrix_gets_two_gradients_in_each_micro_batch(make_config: Callable[..., TrialConfig]) -> None:
     def most(**options: Any) -> int | None:
         config = make_config(workload="train_step", batch_size=2, workload__micro_batches=2, **options)
-        return expected_work(config, config.seq_len, None, products=True).half_sums
+        return expected_work(config, config.seq_len, 0, None, products=True).half_sums
 
     assert (most(), most(model__tie_embeddings=True), most(engine="deepspeed")) == (0, 2, None)
 
@@ -144,7 +144,7 @@ def test_tiles_of_the_loss_that_are_not_compiled_are_seen(way: cross_entropy.Wit
 def test_where_the_loss_is_to_be_compiled_it_may_not_run_call_by_call(make_config: Callable[..., TrialConfig]) -> None:
     def replaced(**options: Any) -> tuple[str, ...]:
         config = make_config(workload="train_step", **options)
-        return expected_work(config, config.seq_len, None, products=True).replaced_ops
+        return expected_work(config, config.seq_len, 0, None, products=True).replaced_ops
 
     compiled, tiles = {"workload__model_code": "compiled"}, {"workload__loss_tile_tokens": 4}
     assert "aten::_log_softmax" in replaced(**compiled, **tiles)
