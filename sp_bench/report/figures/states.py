@@ -7,6 +7,7 @@ import pandas as pd
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, listed
 from sp_bench.config.machine import NO_DELAY
+from sp_bench.formats import counted
 from sp_bench.report.figures.panels import PANEL_IN, grid, is_first
 from sp_bench.report.figures.style import (
     Look,
@@ -47,7 +48,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         every = [cell for of_method in lines.values() for cell in of_method]
         length_axis(axis, [cell.asked["seq_len"] // size for cell in every], PANEL_IN)
         plain_log(axis, [_ms(cell) for cell in every])
-        axis.set_title(f"{size} ranks, {every[0].asked['fabric']}", loc="left")
+        axis.set_title(f"{size} ranks on {counted(every[0].options['num_nodes'], 'host')}", loc="left")
         axis.set_xlabel("tokens of a rank")
         if is_first(axis):
             axis.set_ylabel("ms that the GPU works")
