@@ -4,12 +4,13 @@ from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
 BRIEF = (
-    "Empty: not measured. Bold: decided. Within 2%: too few runs to tell. "
-    "Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one pair, doubtful or older code."
+    "Empty: not measured. Bold: decided. Tie: under 2%; undecided: perhaps over; within 2%: too few runs. A: 6 pairs, "
+    "no doubt; B: 2 to 5; C: one, doubtful or older code."
 )
 LEGEND = (
-    "Bold: decided by an interval without a doubt. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one "
-    "pair, a doubtful one or older code. More: other runs of the place, or other packs."
+    "Bold: decided by an interval without a doubt. Tie: the interval is under 2%; undecided: it is on both sides of 2%; "
+    "within 2%: too few runs for an interval. Grades: A, 6 pairs and no doubt; B, 2 to 5 pairs; C, one pair, a doubtful "
+    "one or older code. More: other runs of the place, or other packs; below 1 the other one leads."
 )
 
 

@@ -9,7 +9,7 @@ from ranks import run
 from test_engines import WITH_TRL, as_a_rank, needs
 from trials import TRAIN, row, trial
 
-from sp_bench.config import trial as config_of_trials
+from sp_bench.config import workload
 from sp_bench.config.engine import EngineConfig
 from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.method import MethodConfig
@@ -23,7 +23,7 @@ TRAINS = replace(TRAIN, warmup_steps=2, timed_steps="auto")
 def check(rank: int, *configs: TrialConfig) -> None:
     """On ranks whose clocks differ tenfold, so that each alone would take another number."""
     as_a_rank(rank, 2)
-    config_of_trials.TIMED_S = 0.1
+    workload.TIMED_S = 0.1
     timing = importlib.import_module("sp_bench.measure.timing")
     honest, factor = timing.time.perf_counter, 10.0**rank
     for config in configs:
@@ -32,7 +32,7 @@ def check(rank: int, *configs: TrialConfig) -> None:
             columns = row(config)
         numbers = {len(steps) for steps in columns["rank_step_ms"]}
         assert numbers == {columns["timed_steps"]}
-        assert config_of_trials.FEWEST_TIMED_STEPS <= columns["timed_steps"] <= config.workload.most_timed_steps
+        assert workload.FEWEST_TIMED_STEPS <= columns["timed_steps"] <= config.workload.most_timed_steps
         lengths = {name: len(columns[name]) for name in ("loss", "comm_only_step_ms") if columns.get(name)}
         assert set(lengths.values()) == numbers, lengths
 
