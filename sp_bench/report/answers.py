@@ -8,9 +8,9 @@ BRIEF = (
     "no doubt; B: 2 to 5; C: one, doubtful or older code."
 )
 LEGEND = (
-    "Bold: decided by an interval without a doubt. Tie: the interval is under 2%; undecided: it is on both sides of 2%; "
-    "within 2%: too few runs for an interval. Grades: A, 6 pairs and no doubt; B, 2 to 5 pairs; C, one pair, a doubtful "
-    "one or older code. More: other runs of the place, or other packs; below 1 the other one leads."
+    "Bold: decided by an interval without a doubt. Tie: the interval is under 2%; undecided: it is on both sides of "
+    "2%; within 2%: too few runs for an interval. Grades: A, 6 pairs and no doubt; B, 2 to 5 pairs; C, one pair, a "
+    "doubtful one or older code. More: other runs of the place, or other packs; below 1 the other one leads."
 )
 
 
