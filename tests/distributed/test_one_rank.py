@@ -239,8 +239,8 @@ def exchange(group: dist.ProcessGroup, times: int = 1) -> Any:
 def test_two_equal_messages_at_once_take_twice_the_time_of_one(join):
     join(2, of=link("0:0 1000000:100000"))
     a, b = (dist.new_group([0, 1]) for _ in range(2))  # each with a lane of its own, and one link
-    one_ms = waited_ms(exchange(a))
-    two_ms = waited_ms(exchange(a), exchange(b))
+    one_ms = min(waited_ms(exchange(a)) for _ in range(5))  # the least of some: another job's load delays them
+    two_ms = min(waited_ms(exchange(a), exchange(b)) for _ in range(5))
     assert one_ms == pytest.approx(20, rel=0.3)
     assert two_ms == pytest.approx(2 * one_ms, rel=0.3)
 
@@ -261,16 +261,13 @@ def test_links_inside_and_between_nodes_serve_side_by_side(join):
     assert ends[2] - ends[0] == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_slow_link_makes_a_step_longer_by_what_is_not_hidden(run, one):
-    size = {"seq_len": 1024, "workload__timed_steps": 3}
-    free, _ = run(one("ulysses", 2, **size))
-    config = one("ulysses", 2, **size)
-    per_byte = [0.0, 0.0]
-    for index, us in enumerate((40_000, 80_000)):  # a megabyte; nothing of Ulysses is hidden
+def test_a_step_takes_as_long_as_a_slow_link_needs_where_nothing_is_hidden(run, one):
+    config, waits_ms = one("ulysses", 2, seq_len=1024, workload__timed_steps=3), []
+    for us in (40_000, 80_000):  # a megabyte
         slow, _ = run(replace(config, link=link(f"0:0 1000000:{us}")))
-        per_byte[index] = min(slow.rank_step_ms) - min(free.rank_step_ms)
-        assert one_rank.require_waits(slow.window_ms, 3) <= min(slow.rank_step_ms)
-    assert per_byte[1] == pytest.approx(2 * per_byte[0], rel=0.25)
+        waits_ms.append(one_rank.require_waits(slow.window_ms, 3))
+        assert 0 < waits_ms[-1] <= min(slow.rank_step_ms)
+    assert waits_ms[1] == pytest.approx(2 * waits_ms[0])
 
 
 def test_messages_that_return_at_once_under_a_slow_link_are_incorrect(run, one, monkeypatch):
