@@ -14,7 +14,7 @@ import pytest
 
 import sp_bench.report as report
 from sp_bench.analysis.cells import cells, of_equal_steps
-from sp_bench.analysis.metrics import tokens_per_s
+from sp_bench.analysis.metrics import attention_tflops, tokens_per_s
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import AHEAD, BEHIND, CLOSE, TIE, UNDECIDED, UNPROVEN, Difference, settings
 from sp_bench.analysis.signs import counts
@@ -308,6 +308,13 @@ def trained(step: tuple[str, float], **changes: Any) -> dict[str, Any]:
         share_of_limit=share_of_limit,
         **changes,
     )
+
+
+def test_rates_of_attention_are_of_what_ran_and_of_the_delta_rule_of_the_model() -> None:
+    """A backward of softmax runs the scores again, and passing states doubles the values."""
+    flops = {"model_flops": 3e12, "attention_flops_per_s": 3.5e15, "median_ms": 1.0}
+    rates = [attention_tflops(*cells_of([on_gpus(**flops, attention_kind=kind)])) for kind in (None, "gated_delta")]
+    assert rates[0] == pytest.approx(rates[1] * 3.5 / 3)
 
 
 def one_of(sp_size: int, **columns: Any) -> dict[str, Any]:
