@@ -18,8 +18,8 @@ def tokens_per_s_per_gpu(cell: Cell) -> float | None:
 
 
 def attention_tflops(cell: Cell) -> float | None:
-    """TFLOP/s of one device in attention alone, of what ran. Of the gated delta rule by the model's FLOPs: a kernel that
-    passes states has twice the values."""
+    """TFLOP/s of one device in attention alone, of what ran. Of the gated delta rule by the model's FLOPs: a kernel
+    that passes states has twice the values."""
     is_delta = cell.asked["attention_kind"] == "gated_delta"
     ms, flops = cell.median_step_ms, cell.middle("model_flops") if is_delta else cell.attention_flops_per_step
     return _tera(_per_gpu(cell, flops / ms if ms and flops is not None else None))
