@@ -26,8 +26,11 @@ class Packs:
     unpacked: Mapping[str, Cell]  # cell_id -> the same method and kernel on one document
 
     def time_ratio(self, cell: Cell) -> float | None:
-        """Step time over the time on one document."""
-        return _ratio(cell, self.unpacked.get(cell.cell_id), "median_step_ms")
+        """Step time over the time on one document; None: one of both is in no verdict."""
+        one = self.unpacked.get(cell.cell_id)
+        if cell.is_in_no_verdict or (one is not None and one.is_in_no_verdict):
+            return None
+        return _ratio(cell, one, "median_step_ms")
 
     def work_ratio(self, cell: Cell) -> float | None:
         """Model FLOPs over those on one document. They do not depend on method or kernel."""

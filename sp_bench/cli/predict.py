@@ -177,7 +177,7 @@ def advise(
         raise ConfigError(str(reason)) from None
     ones = [] if error is None else candidates.as_one_rank(found, steps, error, cluster)
     if measure and not ones:
-        why = "fewer than two methods that ran fit in its memory and do not wait for the host"
+        why = "fewer than two methods that ran fit in its memory and can be compared"
         print(f"sp-bench: --measure: {why}; by the fit:", file=sys.stderr)
     if as_json:
         print(json.dumps([each.as_json(price) for each in [*ones, *candidates.best_and_others(found)]], indent=1))

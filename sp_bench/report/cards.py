@@ -25,13 +25,14 @@ from sp_bench.analysis.settings import (
     Place,
     Setting,
     leader,
+    place_key,
 )
 from sp_bench.analysis.words import listed_words, method, the_method
 from sp_bench.formats import MISSING, capital, counted, gib, number, thousands, whole
 
 WITHOUT = "by medians, without intervals"
 FIT_ONLY = "Only the fit of a step was tested."
-WAITING = "Nothing is compared: one real rank ran, and it waits for the host."
+WAITING = "Nothing is compared: one real rank ran, and it waits for the host, or its time is a lower bound."
 MAX_ALSO = 5  # further lines of a card; the tables have the rest
 
 
@@ -108,7 +109,8 @@ def card(setting: Setting) -> Card:
         words.kernel(first),
     ]
     if not place.contested:
-        lone = f"Only {the_method(place.leader)} was measured here."
+        left_out = any(c.ok and c.is_in_no_verdict and place_key(c) == place_key(first) for c in setting.cells)
+        lone = f"Only {the_method(place.leader)} {'can be compared' if left_out else 'was measured'} here."
         also = _also(setting, place)
         figures = numbers(setting, (place.leader,))
         return Card(

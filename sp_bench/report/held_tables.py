@@ -17,7 +17,7 @@ ABOUT_GROUPS = (
     "that take no time. Scaled: as if both machines computed as fast, by the step without messages, where both "
     "measured it. Kernels, and exposed messages within 30% or 0.5% of the step: of the one step that was traced. Left "
     "out: cells whose measured rows are of older code, whose messages overlapped with kernels in another way. "
-    "Cells that wait for the host are left out."
+    "Cells that wait for the host, and lower bounds, are left out."
 )
 ABOUT_CELLS = (
     "Predicted over measured, beside the newest measured cell of equal options. Kernels and exposed messages are of "

@@ -233,7 +233,7 @@ def _ladder_table(ladder: Ladder) -> Table[Any]:
 def _packed_table(packs: Packs) -> Table[Any]:
     groups = []
     for title, cells in packs.distributions.items():
-        first = next((cell for cell in cells if cell.ok), None)
+        first = next((cell for cell in cells if cell.ok and not cell.is_in_no_verdict), None)
         groups.append(
             Group(title, tuple(PackedLine(**vars(_line(packs.setting, cell, first)), packs=packs) for cell in cells))
         )

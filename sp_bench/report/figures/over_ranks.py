@@ -17,7 +17,8 @@ LEAST_RANKS = 8
 HOST_BOUND = "host_bound"
 CAPTION = (
     "Attention of one real rank of so many, messages modelled as {link}; small marks: as {others}. Higher is better. "
-    "Hollow and dashed: one real rank. Crosses: steps that wait for the host, which say nothing of the methods."
+    "Hollow and dashed: one real rank. Crosses: steps that wait for the host, which say nothing of the methods. "
+    "Lower bounds are left out."
 )
 SMALL = {"ls": "none", "ms": 2.5}
 BySize = dict[int, tuple[Cell, float]]  # ranks -> the fastest cell, and its TFLOP/s a GPU

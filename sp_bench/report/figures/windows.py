@@ -29,7 +29,7 @@ METHODS = ("ulysses", "ring")
 CAPTION = (
     "Time of Ulysses over that of the ring, attention alone. Higher is better for the ring. Of the ring's layouts the "
     "one with most replicates counts, of equals the faster. Under a window the ring sends borders alone, and Ulysses "
-    "all heads. Cells that wait for the host are left out."
+    "all heads. Cells that wait for the host, and lower bounds, are left out."
 )
 LABELLED = 1.15  # times: nearer to 1 the axis says enough
 MARKERS = "os^Dv*"  # by the number of ranks
