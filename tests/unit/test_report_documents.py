@@ -9,6 +9,7 @@ import sp_bench.report as report
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import of_equal_steps
 from sp_bench.analysis.settings import settings
+from sp_bench.formats import MISSING
 from sp_bench.report.setting_tables import tables
 
 from .rows import cells_of, commit, row, selection_of
@@ -43,6 +44,23 @@ def test_each_distribution_is_a_group_and_times_are_of_the_same_method_on_one_do
     assert [each["imbalance"] for each in shown] == ["1.50", "1.50", ""]
     assert shown[1]["ratio to the first"] == "1.67x"
     assert shown[2]["ms"] == "out of memory"
+
+
+def test_a_lower_bound_leads_no_pack_and_has_no_time_of_one_document():
+    def of_one_rank(method: str, packing: str, ms: float, **columns: object):
+        found = of(method, packing, ms, **columns)
+        config = json.dumps({**json.loads(found["config"]), "world": "one_rank", "link": {"name": "nvlink"}})
+        return found | {"config": config, "evidence": "one_rank", "link": "nvlink"}
+
+    rows = [*(of_one_rank(method, "none", 40.0) for method in ("ring", "ulysses")),
+            of_one_rank("ring", "fixed", 5.0, flags=["lower_bound"]), of_one_rank("ulysses", "fixed", 6.0)]  # fmt: skip
+    (table,) = [t for t in tables(settings(cells_of(rows))) if t.title.endswith("packed documents")]
+    shown = {
+        line.cell.asked["method"]: dict(zip(table.heads, table.texts(line), strict=True))
+        for line in table.groups[0].lines
+    }
+    assert shown["ring"]["time, of one document's"] == shown["ring"]["ratio to the first"] == MISSING
+    assert shown["ulysses"]["time, of one document's"] == "0.150"
 
 
 def drawn(method: str, ms: float, seed: int, packing: str = "lognormal", **columns: object):

@@ -142,7 +142,9 @@ def test_a_lower_bound_leads_nobody_and_the_page_says_what_it_is():
     assert [cell.asked["method"] for cell in place.cells] == ["ulysses"]
     (table,) = tables(settings(cells_of(rows)))
     assert [line.ratio.ratio for line in lines([table]) if line.ratio] == [None]
-    assert "lower bound" in page_of(rows).text
+    page = page_of(rows).text
+    assert "lower bound" in page
+    assert "Only Ulysses can be compared here." in page
 
 
 def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():
