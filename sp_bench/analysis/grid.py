@@ -23,7 +23,7 @@ COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (
     "attention, slower links",
     "attention, packed",
 )
-OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "kv_lora_rank", "dtype", "hardware")
+OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "dtype", "hardware")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _shape(cell: Cell) -> tuple[Hashable, ...]:
 
 
 def _heads(cell: Cell) -> str:
-    """64/8 heads; 16/16 heads, values of 128, latents of 512."""
+    """64/8 heads; 16/16 heads, values of 128."""
     values = (words.unusual(cell, path) for path in identifiers.OF_VALUES)
     return ", ".join(filter(None, [f"{cell.asked['num_heads']}/{cell.asked['num_kv_heads']} heads", *values]))
 
@@ -206,7 +206,8 @@ def _column(cell: Cell) -> tuple[str, str]:
         by_line = ", by {} and {} layers".format(*layers) if layers else ""
         return STEP, f"{words.model(cell)}{packed}{slower}{by_line}"
     if words.is_packed(cell):
-        return PACKED, f"{words.drawn(cell)}{slower}"
+        windowed = f", window of {whole(window)}" if (window := cell.asked["window"]) else ""
+        return PACKED, f"{words.drawn(cell)}{windowed}{slower}"
     if window := cell.asked["window"]:
         return WINDOWS, f"window of {whole(window)}{slower}"
     if is_slow:

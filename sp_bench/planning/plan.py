@@ -9,7 +9,6 @@ from sp_bench import hardware, kernels, methods
 from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import TRAINING
 from sp_bench.costs import links, memory, message_sizes, patterns
@@ -202,8 +201,8 @@ ONE_RANK_ENGINES = ("fsdp2", "deepspeed")
 ONE_RANK_LIBRARIES = (
     *("deepspeed_ulysses", "ring_flash_attn", "ring_flash_attn_llama3", "yunchang", "torch_context_parallel"),
 )
-UNTRIED: Prose = "was not tried with one rank"
-_BY_BACKEND: Prose = (
+UNTRIED = "was not tried with one rank"
+_BY_BACKEND = (
     "gathers losses by torch.distributed.nn, which chooses the collective of their gradients by the name of the backend"
 )
 OTHER_ENGINES = {

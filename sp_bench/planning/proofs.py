@@ -45,7 +45,7 @@ def _options(config: TrialConfig) -> dict[str, Any]:
         shapes = {kind: config.attention_shape(config.seq_len, kind) for kind in config.kinds}
         # a window of the whole sequence hides nothing
         of_kinds = {"full" if kind == "window" and not shape.window else kind for kind, shape in shapes.items()}
-        kinds = "+".join(sorted(of_kinds, key=["delta", "full", "window"].index))
+        kinds = "+".join(sorted(of_kinds))
         return values | {"model.layers": None if kinds == "full" else kinds, "model.sinks": config.model.sinks}
     uneven = config.model.v_head_dim not in (None, config.model.head_dim)
     of_heads = dict(zip(_OF_HEADS, (uneven, config.model.kv_lora_rank is not None), strict=True))
@@ -93,7 +93,7 @@ def _chosen(config: TrialConfig) -> Mapping[str, Any]:
     rest = {path: value for path, value in known.items() if not path.endswith(".name")}
     if layers := _options(config).get("model.layers"):
         rest |= {"model.layers": layers, "model.sinks": config.model.sinks}
-        rest |= {"model.window": config.model.window} if config.model.window else {}
+        rest |= {"model.window": config.model.window} if "window" in layers else {}
     for window in ("model.window", "workload.window"):
         if window in rest:
             rest[window] = min(rest[window], MOST_WINDOW)

@@ -4,23 +4,24 @@ from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
 BRIEF = (
-    "Empty: not measured. Bold: decided. Tie: under 2%; undecided: perhaps over; within 2%: too few runs. A: 6 pairs, "
-    "no doubt; B: 2 to 5; C: one, doubtful or older code."
+    "Empty: not measured. Bold: decided. Tie: under {smallest}; undecided: perhaps over; within {smallest}: too few "
+    "runs. A: 6 pairs, no doubt; B: 2 to 5; C: one, doubtful or older code."
 )
 LEGEND = (
-    "Bold: decided by an interval without a doubt. Tie: the interval is under 2%; undecided: it is on both sides of "
-    "2%; within 2%: too few runs for an interval. Grades: A, 6 pairs and no doubt; B, 2 to 5 pairs; C, one pair, a "
-    "doubtful one or older code. More: other runs of the place, or other packs; below 1 the other one leads."
+    "Bold: decided by an interval without a doubt. Tie: the interval is within {smallest}; undecided: it is on both "
+    "sides of that, or there is none and runs of one method differ more than the methods; within {smallest}: too few "
+    "runs for an interval. Grades: A, 6 pairs or more and no doubt; B, 2 to 5 pairs; C, one pair, a doubtful one or "
+    "older code. More: other runs of the place, or other packs; below 1 the other one leads."
 )
-
-
 ONE_RANK = " \N{WHITE CIRCLE}: modelled by one rank."
 
 
 def legend(grid: Grid, brief: bool = False) -> str:
     """What the marks in the grid mean."""
-    entries = (entry for line in grid.lines for of in line.entries for entry in of)
-    return (BRIEF if brief else LEGEND) + (ONE_RANK if any(entry.is_of_one_rank for entry in entries) else "")
+    entries = [entry for line in grid.lines for of in line.entries for entry in of]
+    smallest = " or ".join(sorted({f"{entry.difference.smallest:.0%}" for entry in entries}))
+    text = (BRIEF if brief else LEGEND).format(smallest=smallest)
+    return text + (ONE_RANK if any(entry.is_of_one_rank for entry in entries) else "")
 
 
 def markdown(grid: Grid, brief: bool = False) -> str:

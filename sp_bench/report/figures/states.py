@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import pandas as pd
 
 from sp_bench.analysis import words
-from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.cells import Cell
 from sp_bench.config.machine import NO_DELAY
 from sp_bench.formats import counted
 from sp_bench.report.figures.panels import PANEL_IN, grid, is_first
+from sp_bench.report.figures.steps import part_ms
 from sp_bench.report.figures.style import (
     Look,
     Plot,
@@ -23,8 +24,8 @@ from sp_bench.report.figures.style import (
 
 WORK = ("attention", "matmul", "other", "exposed_messages")
 CAPTION = (
-    "Time that a GPU works in one layer's attention, forward and backward; lower is better. Heads travel by Ulysses, "
-    "states by state passing. Where a rank has few tokens, a step waits longer for the host."
+    "Time of one layer's attention without the part in which nothing runs, forward and backward; lower is better. "
+    "Heads travel by Ulysses, states by state passing. Where a rank has few tokens, a step waits longer for the host."
 )
 
 
@@ -53,10 +54,17 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel("ms that the GPU works")
     legend(figure, handles, look)
-    return [Plot("states", "", figure, CAPTION + of_one_rank(cells), pd.DataFrame(data))]
+    return [
+        Plot(
+            "states",
+            "",
+            figure,
+            CAPTION + of_one_rank([cell for lines in panels.values() for of in lines.values() for cell in of]),
+            pd.DataFrame(data),
+        )
+    ]
 
 
 def _ms(cell: Cell) -> float:
-    """Of the first rank in the first row; 0: it has no trace."""
-    ranks = listed(cell.measured[0]["kernel_ms"])
-    return sum(ranks[0][part] for part in WORK) if ranks else 0.0
+    """0: it has no trace."""
+    return sum(part_ms(cell, "kernel_ms", WORK).values())
