@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sp_bench.config.machine import require_link_file
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.planning.settings import require_price
 
@@ -27,7 +28,12 @@ Price = Annotated[
 ]
 
 LinkFile = Annotated[
-    Path | None, typer.Option(metavar="FILE.yaml", help="Write how long messages take there, for world=one_rank")
+    Path | None,
+    typer.Option(
+        callback=require_link_file,
+        metavar="FILE.yaml",
+        help="Write the times of these messages to this file, for world=one_rank link=NAME",
+    ),
 ]
 
 ConfigDir = Annotated[
@@ -55,8 +61,9 @@ def write_link(folders: Sequence[Path], file: Path) -> None:
     from sp_bench.report import link_file
 
     try:
+        text = link_file.text(folders, file)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(link_file.text(folders, file), "utf-8")
+        file.write_text(text, "utf-8")
     except OSError as error:
         raise ConfigError(f"no link in {shown(file)}: {shown(error)}") from error
     print(f"link: {file}")

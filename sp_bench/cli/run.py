@@ -169,10 +169,6 @@ def _run_sweep(
     from sp_bench.rows import campaign_file, submissions
 
     failures = listed_statuses("--fail-on", fail_on)
-    if link is not None:
-        from sp_bench.report.link_file import require_name
-
-        require_name(link)
     overrides.use_config_dirs(config_dirs or [])
     request = overrides.read_arguments(arguments)
     if request.show_config:
@@ -181,6 +177,9 @@ def _run_sweep(
         reporter = None if no_report else Reporter()
         logger = {"on_row": _logger(log_to)} if log_to else {}
         found = sweep.read(request)
+        messages = any(config.workload.name == "collective" for config in found.configs)
+        if link is not None and (found.settings.plan_only or not messages):
+            raise ConfigError("--link is made of rows of workload=collective: run that, and without plan_only=true")
         only = submissions.trials_of(*pack) if pack else None
         words = campaign_file.command("resume" if found.settings.resume else "run", arguments, config_dirs or ())
         hosts = allocation.here()

@@ -1,11 +1,13 @@
 """Options of the machine: transport, devices, and the links that a world of one rank imagines."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from sp_bench.config.declared import Declared
-from sp_bench.config.parsing import ConfigError, require_positive
+from sp_bench.config.parsing import ConfigError, require_positive, shown
 
 
 @dataclass(frozen=True)
@@ -103,3 +105,14 @@ class LinkConfig:
         Mapping[str, str],
         Declared("`collective hosts` -> curve of what one network card carries; empty: of one host only", column=None),
     ] = field(default_factory=dict)
+
+
+def require_link_file(path: Path | None) -> Path | None:
+    """`path` as it is.
+
+    Raises:
+        ConfigError: `link=` cannot have its name.
+    """
+    if path is not None and not re.fullmatch(r"[a-z0-9_]+", path.stem):
+        raise ConfigError(f"--link {shown(path)}: link={path.stem} would name it; use lower-case letters, digits and _")
+    return path

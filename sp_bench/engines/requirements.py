@@ -72,7 +72,8 @@ def traffic(config: TrialConfig, padded_len: int, attention: Traffic) -> Traffic
 
 def unsupported_reason(config: TrialConfig) -> Prose | None:
     """Why this trial's engine cannot run it, or cannot prove its step, naming what works, or None."""
-    reason = _reason(config)
+    stages = config.of_stages if config.workload.stages else ()  # with options of their own
+    reason = next(filter(None, map(_reason, (config, *stages))), None)
     if reason or config.workload.name != "train_step" or config.dtype in ("float64", "float32"):
         return reason
     reason = _reason(float32_twin(config)[0])
@@ -126,7 +127,7 @@ def _step_reason(config: TrialConfig) -> Prose | None:
             f"workload.masked_label_share={share}: engine {name} trains on all labels here; use "
             f"engine={' or '.join(_PACKING)}, or workload.masked_label_share=0"
         )
-    if (config.model.window is not None or config.model.sinks) and name != "fsdp2":
+    if (config.model.sinks or {*config.model.kinds} != {"full"}) and name != "fsdp2":
         return (
             f"model.layers={config.model.layers}, model.sinks={config.model.sinks}: engine {name} trains layers of one "
             "kind without sinks here; use engine=fsdp2, or a model without them"

@@ -460,7 +460,7 @@ def outside_allocator(config: TrialConfig) -> nccl.Held:
     """How much of each kind that is outside torch's allocator a rank has where all ranks are there."""
     method = get(config.method.name)
     layout = method.layout(config.method, config.sp_size)
-    sends = "send_recv" in method.PRIMITIVE and layout.ring_degree > 1
+    sends = "send_recv" in primitive(config.method) and layout.ring_degree > 1
     return nccl.counts(layout.ulysses_degree, config.ranks_per_node, sends=sends)
 
 

@@ -1,13 +1,13 @@
 """A file of conf/link from the `collective` rows of campaigns: how long one real rank's messages take."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sp_bench.config.machine import require_link_file
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.rows import git, store
 
@@ -21,10 +21,10 @@ def text(folders: Sequence[Path], path: Path) -> str:
     """The link file, named as `path` is.
 
     Raises:
-        ConfigError: the name is none of an option, rows are of several fabrics, or there are none.
+        ConfigError: `link=` cannot have the file's name, rows are of several fabrics, or there are none.
         OSError: a campaign cannot be read.
     """
-    require_name(path)
+    require_link_file(path)
     rows = [(folder, row) for folder in folders for row in store.read(folder, COLUMNS)[0].to_pylist()]
     known = [(folder, row) for folder, row in rows if _is_known(row)]
     fabrics = sorted({str(row["fabric"]) for _, row in known})
@@ -47,15 +47,6 @@ def text(folders: Sequence[Path], path: Path) -> str:
         *_section("between", "`collective hosts` -> bytes that one network card sends : us", far),
     ]
     return "\n".join(lines) + "\n"
-
-
-def require_name(path: Path) -> None:
-    """
-    Raises:
-        ConfigError: the name is none of an option.
-    """
-    if not re.fullmatch(r"[a-z0-9_]+", path.stem):
-        raise ConfigError(f"--link {shown(path)}: link={path.stem} would name it; use lower-case letters, digits and _")
 
 
 def _is_known(row: Mapping[str, Any]) -> bool:

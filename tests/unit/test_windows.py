@@ -408,7 +408,8 @@ def test_fit_computes_the_first_and_last_layers_of_each_kind(make_config):
 
 
 def test_engines_but_ours_train_no_layers_of_several_kinds(make_config):
-    for changes in (HYBRID, {"workload": "train_step", "model__sinks": True}):
+    with_delta = {"workload": "train_step", "model": "qwen3_next_dense"}
+    for changes in (HYBRID, {"workload": "train_step", "model__sinks": True}, with_delta):
         config = make_config(engine="deepspeed", method="single", sp_size=1, kernel="math", **changes)
         assert "trains layers of one kind without sinks here; use engine=fsdp2" in str(
             plan.unsupported_reason(config, None)
