@@ -270,8 +270,9 @@ def borders(
         seeing = min(len(run), whole.stop - run.start, window - 1)
         at, keys = next((at, keys) for at, keys in _placed(wanted) if border.start in keys)
         hides = seeing + len(border) > window  # something of the border from the last query that sees any of it
-        # Queries that see all of a border shorter than they are many need no mask. With one FlashAttention-2 would hide
-        # keys from them: it lowers a window's right side to the number of keys.
+        # Where more queries than keys see a border, the first of them see all of it. They get a block without a mask:
+        # with one FlashAttention-2 would hide keys from them, since it lowers a window's right side to the number of
+        # keys.
         free = window - len(border) if hides and seeing > len(border) else 0
         of_border = _within(at, keys, border)
         if free:

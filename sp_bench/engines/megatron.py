@@ -55,8 +55,8 @@ _RECOMPUTATION: Mapping[str, Mapping[str, Any]] = {
 # What a layer calls -> by which checkpointing it runs twice a micro-batch.
 _RUN_AGAIN = {"self_attention.core_attention": ("full",), "mlp": ("full", "selective")}
 _BACKENDS = {"flash_attn": "flash", "cudnn": "fused"}  # our kernel -> Megatron's attention_backend
-# workload.linear_dtype -> TransformerEngine's recipe and format in Megatron's words. Its DelayedScaling is none of
-# them: it scales with a step before, and the first step with 1, as a stale scale does, which the proof must refuse.
+# workload.linear_dtype -> TransformerEngine's recipe and format in Megatron's words. DelayedScaling is left
+# out: it takes the scale of an earlier step, and 1 in the first, and the proof refuses a stale scale.
 _FLOAT8: Mapping[str, Mapping[str, str]] = {
     "model": {},
     "float8_tensorwise": {"fp8_recipe": "tensorwise", "fp8": "hybrid"},  # Float8CurrentScaling

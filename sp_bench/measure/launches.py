@@ -32,9 +32,10 @@ def columns(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[st
             continue
         calls = m.expected.kernel_calls is not None
         for name in names:
-            work = replace(m.work, calls=m.work.calls - m.work.delta_calls)
             if name in OF_DELTA:
                 work = replace(m.work, calls=m.work.delta_calls, kernel_ops=m.work.delta_ops)
+            else:
+                work = replace(m.work, calls=m.work.calls - m.work.delta_calls)
             if m.cuda_kernels is None or kernels.get(name).CUDA_KERNELS is None:
                 total.update(_require_ops(rank, name, work) if calls else _require_no_other_ops(rank, name, work))
             elif calls:

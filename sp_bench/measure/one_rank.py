@@ -99,7 +99,8 @@ class OneRank(dist.ProcessGroup):
     supports_coalescing = True
     counts_itself = True  # the ledger leaves its collectives to it
 
-    pg_name: str = ""  # this and the next are properties of torch's, which it asks also of groups that it has forgotten
+    # torch has these two as properties, which look the group up. It reads them of groups that it has forgotten, too.
+    pg_name: str = ""
     group_name: str = ""
 
     def __init__(self, name: str, rank: int, members: tuple[int, ...], world: World) -> None:

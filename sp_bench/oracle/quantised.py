@@ -22,7 +22,7 @@ SMALLEST = 1e-12  # the largest element that a scale is made for; torchao's
 
 
 class Recipe(NamedTuple):
-    """How many elements share a scale; None: all."""
+    """How a product rounds its factors. The first three fields say how many elements share a scale; None: all."""
 
     along: int | None  # the axis that a product adds up
     across: int | None  # the other axis of an input and of a gradient

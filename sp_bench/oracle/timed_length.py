@@ -63,8 +63,8 @@ def turn(inputs: Sequence[Tensor]) -> None:
 
 
 class Kept:
-    """A copy in host memory of what one step returned. `keep` takes it without waiting: not in it is what is not there
-    when the step's clock stops."""
+    """A copy in host memory of what one step returned. `keep` copies without waiting: a result that is computed after
+    the step's clock has stopped is missing from the copy."""
 
     def __init__(self, like: Sequence[Tensor]) -> None:
         """like: tensors on the device, of the sizes that `keep` will get."""
@@ -121,7 +121,7 @@ class Proof:
         columns: dict[str, Any] = {}
         if step is not eager:
             columns["replay_rel_error"] = check_replay(step, eager, self._budget, self._mesh)
-        errors, of_head = self.check_sample(step, inputs)
+        errors, of_head = self.check_rows(step, inputs)
         columns["sampled_head_error"] = of_head
         columns |= {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
         if len(inputs) == len(TENSORS):
@@ -129,7 +129,7 @@ class Proof:
             columns["identity_error"] = self._check_identities(inputs, step(), what)
         return columns
 
-    def check_sample(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Errors, Errors]:
+    def check_rows(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Errors, Errors]:
         """Run one more step, and return the errors of its results, and those of the worst KV head.
 
         In dout all rows but the sampled ones are set to zero for this step. Afterwards it is drawn anew: of a copy

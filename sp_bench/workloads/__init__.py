@@ -52,6 +52,11 @@ class Job:
         self.check_s[name] = time.perf_counter() - start
 
     @property
+    def proves(self) -> bool:
+        """Whether its values are proven. One real rank's are wrong by design, and proven elsewhere."""
+        return self.config.world == "ranks"
+
+    @property
     def trace_to(self) -> Path | None:
         """Where the untimed step is traced; None: nobody asked for it."""
         return self.traces if self.config.workload.trace else None

@@ -83,9 +83,8 @@ def run(job: Job) -> Measurement:
     else:
         check_reduced, proof_of = reduced_length.check_attention, partial(timed_length.Proof, sinks=sinks)
     job.enter_phase("correctness")
-    proves = config.world == "ranks"  # one rank's values are wrong by design, and proven elsewhere
     proof = job.proof
-    if proof is None and proves:
+    if proof is None and job.proves:
         layout = method.layout(config.method, config.sp_size)
         reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
         with job.checking("attention"), methods.opened(config.method, kernel, reduced, mesh) as attention:
@@ -110,7 +109,7 @@ def run(job: Job) -> Measurement:
         schedule = Schedule(config.workload)
         turns, watch = Turns(steps, schedule), None
         *read, dout = inputs
-        if proves:
+        if job.proves:
             sets = [each if backward else each[:-1] for each in sets]
             draw, budget = Draw(config.seed, job.replicate), budget_at(columns, config)
             like = [dout, *read] if backward else [dout]

@@ -177,8 +177,9 @@ def compare(
     differences of the loss in nats, and of gradient norms relative to the reference.
 
     again: the same training on one process, with its sums in another order and in fp64. What rounding has made of them,
-    up to a step, it may make of other ranks' sums too. rounding: added to both tolerances. in_float8: it is the control
-    alone, and a step may differ as its farthest does.
+    up to a step, it may make of other ranks' sums too. rounding: added to both tolerances. in_float8: `again`
+    is the control alone; a step's loss may differ by FLOAT8_FACTOR times the control's largest difference in any step,
+    and its gradient norm is not judged.
 
     Raises:
         Incorrect: a step differs by more than the tolerances.

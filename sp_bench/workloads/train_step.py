@@ -59,7 +59,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
 
     with ExitStack() as watching:
         ticking = tick
-        for each in watched if proves(config) else watched[:1]:
+        for each in watched if job.proves else watched[:1]:
             ticking = watching.enter_context(each.watched(ticking))
         texts = [sequences] * num_steps(config.workload)
         results = engine.run(config, texts, job.mesh, job.device, ticking, token_losses=1)
@@ -77,7 +77,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     if recomputes and measurement.part_ms is not None and not measurement.part_ms["recompute"]:
         measurement.part_ms = None  # the engine does not tell it from the backward
     predict(measurement, job)
-    if proves(config) and job.proof is None:
+    if job.proves and job.proof is None:
         measurement.proof = {
             "columns": proven.columns,
             "budgets": proven.budgets,
@@ -98,11 +98,6 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     return measurement
 
 
-def proves(config: TrialConfig) -> bool:
-    """Whether its values are proven. One real rank's are wrong by design, and proven elsewhere."""
-    return config.world == "ranks"
-
-
 class Proven(NamedTuple):
     """What is proven before steps are timed."""
 
@@ -119,7 +114,7 @@ def prove(job: Job, sequences: Tensor) -> Proven:
     Raises:
         Incorrect: an error is above its budget.
     """
-    if not proves(job.config):
+    if not job.proves:
         return Proven({}, {}, [], None)
     if job.proof:
         columns, budgets = dict(job.proof["columns"]), job.proof["budgets"]
@@ -159,7 +154,7 @@ def check_steps(
     config = job.config
     steps = timed_step.check_timed_steps(timed)
     watched.weights.require_changed()
-    if not proves(config):  # the loss is of a part of the tokens, under weights that no peer has changed
+    if not job.proves:  # the loss is of a part of the tokens, under weights that no peer has changed
         return {}
     # before what compares, since it says more plainly what is wrong
     timed_step.require_new_results(config, **steps, line=shorter.line if shorter else ())

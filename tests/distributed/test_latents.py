@@ -130,7 +130,7 @@ def check_gate(rank: int, sp_size: int) -> None:
                     results[which][..., part] *= 1.02
                 return results
 
-            errors, _ = proof.check_sample(off, mine)
+            errors, _ = proof.check_rows(off, mine)
             assert max(errors.values()) < 1e-12, str(case)
             parts = [
                 (0, slice(1)),
@@ -143,7 +143,7 @@ def check_gate(rank: int, sp_size: int) -> None:
             for which, part in parts:
                 name = ("output", "dq", "dk", "dv")[which]
                 with pytest.raises(Incorrect, match=f"relative error of {name}"):
-                    proof.check_sample(lambda: off(which, part), mine)  # noqa: B023
+                    proof.check_rows(lambda: off(which, part), mine)  # noqa: B023
             assert max(check_identities(mine, off(), mesh, str(case)).values()) < 1e-13
             for which in range(4):
                 with pytest.raises(Incorrect, match="does not hold"):

@@ -92,11 +92,11 @@ def check_gate(rank: int, sp_size: int) -> None:
                 results[at][..., -1] *= 1.001
                 return results
 
-            errors, _ = proof.check_sample(step, mine)
+            errors, _ = proof.check_rows(step, mine)
             assert max(errors.values()) < 1e-13, str(case)
             for which in range(4):
                 with pytest.raises(Incorrect, match=f"relative error of {NAMES[which]}"):
-                    proof.check_sample(lambda: off(which), mine)  # noqa: B023
+                    proof.check_rows(lambda: off(which), mine)  # noqa: B023
             assert max(check_identities(mine, step(), mesh, str(case)).values()) < 1e-13
             with pytest.raises(Incorrect, match="sum dv = sum dout"):
                 check_identities(mine, off(3), mesh, str(case))

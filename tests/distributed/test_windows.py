@@ -117,10 +117,10 @@ def check_sinks(rank: int, sp_size: int) -> None:
             def step() -> list[torch.Tensor]:
                 return attention_step(mine, attention, sinks=sinks)  # noqa: B023
 
-            errors, _ = Proof(*at, sinks).check_sample(step, mine)
+            errors, _ = Proof(*at, sinks).check_rows(step, mine)
             assert max(errors.values()) < 1e-13, str(case)
             with pytest.raises(Incorrect, match="relative error of output"):
-                Proof(*at).check_sample(step, mine)
+                Proof(*at).check_rows(step, mine)
             assert check_identities(mine, step(), mesh, str(case), sinks=True).keys() == {"q_dq", "v_dv"}
 
 
@@ -151,11 +151,11 @@ def check_gate(rank: int, sp_size: int) -> None:
                 return reduced_length._run_method(attention, mine)  # noqa: B023
 
             at = (mesh, Draw(0, 0), columns["error_budget"])
-            errors, _ = Proof(attention.layout, case.shape, *at).check_sample(step, mine)
+            errors, _ = Proof(attention.layout, case.shape, *at).check_rows(step, mine)
             assert max(errors.values()) < 1e-13, str(case)
             wider = replace(case.shape, window=14)
             with pytest.raises(Incorrect, match="relative error"):
-                Proof(attention.layout, wider, *at).check_sample(step, mine)
+                Proof(attention.layout, wider, *at).check_rows(step, mine)
             inputs = [x[:, positions] for x in reduced_length.random_inputs(case.shape, here(), 0)]
             got, narrower = reduced_length._run_method(attention, inputs), replace(case.shape, window=12)
             with pytest.raises(Incorrect, match=r"perturbed key: output of tokens outside the window changes by"):
