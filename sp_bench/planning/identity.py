@@ -13,6 +13,7 @@ from pathlib import Path
 from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config.outside import Source
 from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import nccl
 from sp_bench.kernels import REFERENCE
 from sp_bench.planning.source_hash import read, source_hash
 
@@ -32,6 +33,8 @@ def env_id(config: TrialConfig, model: str | None = None) -> str:
         named.add(("engines", config.engine.name))
     sources = (SOURCE_OF[folder](name) for folder, name in sorted(named, reverse=True))
     from_outside = tuple(f"{source.kind} {source.name} {outside_hash(source)}" for source in sources if source)
+    if config.world == "one_rank":  # a file of numbers that caps its memory, and no code
+        from_outside += (f"outside the allocator {nccl.known()}",)
     return _env_id(config.hardware.device, model, tuple(sorted(named)), from_outside)
 
 

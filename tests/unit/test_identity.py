@@ -11,6 +11,7 @@ from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config.engine import EngineConfig
 from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.method import MethodConfig
+from sp_bench.costs import nccl
 from sp_bench.planning import identity, source_hash
 
 CODE = '''
@@ -220,6 +221,15 @@ def test_no_rank_imports_the_estimate_of_memory_or_what_engines_refuse():
     found = identity._with_imports([*own, *identity._shared()])
     ranks = {path.relative_to(hardware.PACKAGE).as_posix() for path in found}
     assert not [path for path in ranks if path.startswith(("costs/memory", "costs/patterns", "engines/requirements"))]
+
+
+def test_other_memory_outside_the_allocator_is_of_one_rank_alone(make_config, monkeypatch):
+    of_ranks, of_one = make_config(), make_config(world="one_rank")
+    before = [identity.env_id(each) for each in (of_ranks, of_one)]
+    monkeypatch.setattr(nccl, "known", lambda: nccl.Held(2.0))
+    after = [identity.env_id(each) for each in (of_ranks, of_one)]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
 
 
 def test_another_library_or_device_is_of_every_cell(cells, forget, monkeypatch):
