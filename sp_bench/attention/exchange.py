@@ -186,7 +186,8 @@ class Collectives:
                 # other rank, which has several calls, would not look for it.
                 return Message(mine, others, self._issue(calls, (mine + others)[0], always=True))
 
-        return start(mine or others, others, issue, lambda: [to.zero_() for to in others])
+        # noise, since a rank may receive more than it sends, and kernels are faster on zeros
+        return start(mine or others, others, issue, lambda: [to.normal_() for to in others])
 
     def _hop(self, hops: int, received: Tensor, sent: Tensor) -> list[Callable[[], Any]]:
         rank, size = self.group.rank(), self.group.size()
@@ -228,7 +229,8 @@ _local = {"copies": False}
 
 @contextmanager
 def local_copies() -> Iterator[None]:
-    """Inside, each message is a local copy of what this rank itself sends: same shapes, no traffic, wrong values."""
+    """Inside, each message is a local copy of what this rank itself sends, or noise where it may receive more
+    (`between`): same shapes, no traffic, wrong values."""
     before = _local["copies"]
     _local["copies"] = True
     try:

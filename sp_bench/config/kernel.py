@@ -36,6 +36,7 @@ class KernelConfig:
             "training: kernel of layers of kind delta; null: chunked",
             column="delta_kernel",
             of=TRAINING,
+            none_means="chunked",
             words={"fla": "with flash-linear-attention", "chunked": "with plain chunks"},
         ),
     ] = None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -87,6 +88,25 @@ def check_arms(case: Case, mesh: DeviceMesh) -> None:
     assert counted == methods.closed_form(case.method.name)(case.method, case.shape, mesh.size()), str(case)
 
 
+def check_no_zeros(case: Case, mesh: DeviceMesh) -> None:
+    """Kernels are faster on zeros, so the arm without messages must compute on none: `math` here refuses them."""
+    math, calls = kernels.get("math"), []
+
+    def refusing(run: Any) -> Any:
+        def on(*tensors: Tensor, **options: Any) -> Any:
+            read = tensors[-3:] if run is math.forward else tensors[:4]  # q, k, v; dout, q, k, v
+            assert all(x.ne(0).all() for x in read), f"{case}: the kernel reads zeros"
+            calls.append(run)
+            return run(*tensors, **options)
+
+        return on
+
+    kernel = SimpleNamespace(**{**vars(math), "forward": refusing(math.forward), "backward": refusing(math.backward)})
+    with local_copies():
+        step(case, cast(Any, kernel), mesh)
+    assert {*calls} == {math.forward, math.backward}, str(case)
+
+
 def check_any_inputs(case: Case, mesh: DeviceMesh) -> None:
     """Gradients of the output may be expanded, as in `out.sum().backward()`, or strided."""
     rank, shape = dist.get_rank(), case.shape
@@ -117,6 +137,8 @@ def check_all(rank: int, size: int) -> None:
     for case, mesh in on_meshes(cases(GQA, size)):
         check_arms(case, mesh)
         check_any_inputs(case, mesh)
+    for case, mesh in on_meshes(cases(replace(GQA, window=7), size)):
+        check_no_zeros(case, mesh)
     # heads that two ranks can share only by replication; a head size that is no multiple of 16 bytes; fp16
     uneven = [replace(GQA, num_kv_heads=3), replace(GQA, num_kv_heads=1, batch_size=3), replace(GQA, head_dim=7)]
     for shape in uneven:

@@ -1217,6 +1217,25 @@ def _later_rates_tenfold() -> None:
     AdamW.step = step
 
 
+def _sgd_skips(name: str) -> Callable[[], None]:
+    """Every second call of this function of torch's SGD does nothing."""
+
+    def plant() -> None:
+        from torch.optim import SGD, sgd
+
+        holder: Any = SGD if name == "step" else sgd
+        honest, calls = getattr(holder, name), [0]
+
+        def skipping(*args: Any, **options: Any) -> None:
+            calls[0] += 1
+            if calls[0] % 2:
+                honest(*args, **options)
+
+        setattr(holder, name, skipping)
+
+    return plant
+
+
 def _in_steps(
     change: Callable[[Any, int, Any], Any],
     micro_batches: int = 1,
@@ -1369,6 +1388,8 @@ LIES = {
     "learning_rate_has_a_floor": _learning_rate_has_a_floor,
     "clipping_at_one_ignored": _clipping_at_one_ignored,
     "later_rates_tenfold": _later_rates_tenfold,
+    "sgd_steps_skipped": _sgd_skips("step"),
+    "sgd_updates_skipped": _sgd_skips("sgd"),
     "last_micro_batch_dropped": _in_steps(
         lambda _, index, batch: _without_labels(batch, 0) if index else batch, micro_batches=2
     ),

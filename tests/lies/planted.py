@@ -710,6 +710,22 @@ LIES += [
                 True,
             ),
             (
+                "sgd_steps_skipped",
+                "every second step of SGD is not taken, from the timed steps on",
+                (*TRAIN_STEP, "workload.optimizer=sgd"),
+                "in the step that is not timed: the optimizer took 3 of 4 steps on tensor",
+                "measure",
+                True,
+            ),
+            (
+                "sgd_updates_skipped",
+                "every second step of SGD updates nothing, from the timed steps on",
+                (*TRAIN_STEP, "workload.optimizer=sgd"),
+                "in the step that is not timed: the optimizer took 3 of 4 steps on tensor",
+                "measure",
+                False,
+            ),
+            (
                 "last_micro_batch_dropped",
                 "the timed steps leave out the last micro-batch, and no other step does",
                 (*TRAIN_STEP, "workload.micro_batches=2"),

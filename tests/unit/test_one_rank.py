@@ -1,6 +1,7 @@
 """What one rank may stand for, what proves it, and what its rows say, before anything runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,16 @@ def test_an_ok_row_of_real_ranks_with_equal_options_is_a_proof(make_config, tmp_
     row_of(proof := make_config(sp_size=4, method="ring", seq_len=4096), tmp_path)
     assert proofs.missing_reason(one, tmp_path) is None
     assert proofs.find(one, tmp_path) == f"c/{names.trial_id(plan.cell_id(proof), 0)}-01234567"
+
+
+def test_no_kernel_of_delta_layers_is_the_chunked_one_and_each_proves_the_other(make_config, tmp_path):
+    options = {"workload": "train_step", "model": "qwen3_next_dense", "method": "ulysses", "method__states": "gather"}
+    for folder, held, asked in (("null", None, "chunked"), ("chunked", "chunked", None)):
+        (tmp_path / folder / "c").mkdir(parents=True)
+        row_of(make_config(sp_size=2, kernel__delta=held, **options), tmp_path / folder)
+        one = make_config(world="one_rank", sp_size=8, kernel__delta=asked, **options)
+        assert proofs.missing_reason(one, tmp_path / folder) is None
+        assert proofs.missing_reason(replace(one, kernel=replace(one.kernel, delta="fla")), tmp_path / folder)
 
 
 @pytest.mark.parametrize("name", ["one_rank_held", "one_rank_map"])

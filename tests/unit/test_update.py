@@ -1,14 +1,16 @@
 """What AdamW and SGD make of a gradient: the formulas against torch's optimizers, and what their budget tells apart."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import SGD, AdamW
 
+from sp_bench.oracle.last_update import StepCount
 from sp_bench.oracle.update import FORMULAS, MOMENTS, PARAMETER, ROUNDINGS
-from sp_bench.training.train import MOMENTUM
+from sp_bench.training.train import MOMENTUM, make_moments, make_optimizer
 
 LEARNING_RATE, SIZE = 1e-4, 4096
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -97,3 +99,25 @@ def test_a_parameter_of_bfloat16_is_no_parameter_of_fp32():
         return optimizer
 
     assert worst(rounded, "adamw", torch.float32)[PARAMETER] > 1e3
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("skipped", [(), (1,), (2,), (2, 3), (4,)])
+def test_steps_of_sgd_are_counted_by_what_they_change_and_adamw_counts_its_own(make_config, skipped, early):
+    """A skipped step is one that the hook sees and that changes nothing. The first tensor has no gradient."""
+    workload = replace(make_config(workload="train_step").workload, optimizer="sgd", learning_rate=1e-9)
+    module = torch.nn.Linear(3, 2)
+    parameters = [torch.nn.Parameter(torch.ones(1)), *module.parameters()]
+    for wanted in ("sgd", "adamw"):
+        optimizer = make_optimizer(parameters, replace(workload, optimizer=wanted))
+        if early:
+            make_moments(optimizer)
+        count = StepCount(workload)
+        for step in range(1, 5):
+            parameters[0].grad = None
+            for parameter in module.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            count.before_update(optimizer)
+            if step not in skipped:
+                optimizer.step()
+        assert count.taken() == (4 - len(skipped) if wanted == "sgd" else None)
