@@ -97,6 +97,11 @@ def unusual(cell: Cell, path: str) -> str:
     return "".join(not_default(cell.options, [path], _in_words))
 
 
+def policy(cell: Cell) -> str:
+    """`static groups, first fit`; empty without a policy."""
+    return ", ".join(filter(None, (unusual(cell, f"workload.{each}") for each in ("policy", "filling"))))
+
+
 def in_column(path: str, value: Any) -> str:
     """An option's text in its column of STEP_COLUMNS; empty if it is not set."""
     if value is None:

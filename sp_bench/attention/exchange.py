@@ -239,6 +239,17 @@ def local_copies() -> Iterator[None]:
         _local["copies"] = before
 
 
+def are_local() -> bool:
+    """Whether messages are local copies now."""
+    return _local["copies"]
+
+
+def all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Sum `tensor` over the ranks, in place. Inside `local_copies` it stays as it is."""
+    if not _local["copies"]:
+        dist.all_reduce(tensor, group=group)
+
+
 def start(
     sent: Sequence[Tensor], received: Sequence[Tensor], issue: Callable[[], Message], copy: Callable[[], object]
 ) -> Message:

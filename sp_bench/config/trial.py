@@ -255,6 +255,11 @@ class TrialConfig:
             raise ConfigError(
                 f"workload.stages={self.workload.stages}: use {PROVABLE_TOKENS} to {MAX_TOKENS} tokens in each stage"
             )
+        if self.workload.attribution and (self.dp_replicate_size > 1 or self.workload.linear_dtype != "model"):
+            raise ConfigError(
+                f"workload.attribution=true: dp_replicate_size={self.dp_replicate_size}, linear_dtype="
+                f"{self.workload.linear_dtype}; a stream without messages has one replica and no FP8: use 1 and model"
+            )
         if self.workload.stages is not None:
             _ = self.of_stages  # each of which refuses options that do not fit it
         if self.workload.policy is not None:

@@ -158,7 +158,9 @@ class WorkloadConfig:
     attribution: Annotated[
         bool,
         Declared(
-            "attention: the step is timed without messages, and without kernels, as well", column=None, protocol=True
+            "attention: the step is timed without messages, and without kernels, as well | stream: without messages",
+            column=None,
+            protocol=True,
         ),
     ] = False
     launch: Annotated[

@@ -44,7 +44,8 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
     """
     times = _times(config, record)
     row: Columns = dict.fromkeys(DERIVED) | times | _memory(record)
-    row |= _attribution(record, times["median_step_ms"])
+    if not config.workload.stages:  # of whose steps none stands for the others
+        row |= _attribution(record, times["median_step_ms"])
     if config.workload.name == "collective":
         line = message_sizes.fit_line(
             *zip(*((size["message_bytes"], size["ms"]) for size in record["curve"]), strict=True)
@@ -102,10 +103,11 @@ def _attribution(record: Record, median_ms: float) -> Columns:
         return {}
     compute_only_ms = statistics.median(record["compute_only_step_ms"])
     exposed_ms = median_ms - compute_only_ms
+    comm_only = record.get("comm_only_step_ms")
     return {
         "imbalance_ms": compute_only_ms - statistics.mean(record["compute_only_rank_ms"]),
         "exposed_comm_ms": exposed_ms,
-        "overlap_efficiency": 1 - exposed_ms / statistics.median(record["comm_only_step_ms"]),
+        "overlap_efficiency": comm_only and 1 - exposed_ms / statistics.median(comm_only),
     }
 
 

@@ -94,7 +94,7 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
         trials["perturbed"] = "trial of packed documents"
     if any(config.attention_shape(config.seq_len, kind).window for kind in config.kinds) and config.world == "ranks":
         trials |= {} if workload.name in COMPARED else {"perturbed": "trial under a window"}
-    excused = {"fits"} if workload.fit else set()
+    excused = {workload.name, *(("fits",) if workload.fit else ())}
     if config.world == "one_rank":  # its values are wrong by design; `proof` says where they are proven
         excused.add("one_rank")
     for name, column in OF_RANKS.items():
@@ -124,8 +124,9 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     for rank, step_ms in enumerate(known["rank_step_ms"]):
         if len(step_ms) != timed_steps:
             yield f"rank_step_ms of rank {rank} has {len(step_ms)} steps; expected timed_steps={timed_steps}"
-    if 0 < sum(name in known for name in ARMS) < len(ARMS):
-        yield f"{', '.join(name for name in ARMS if name not in known)}=null; expected all arms or none"
+    arms = [name for name in ARMS if excused.isdisjoint(OF_RANKS[name].unless)]
+    if 0 < sum(name in known for name in arms) < len(arms):
+        yield f"{', '.join(name for name in arms if name not in known)}=null; expected all arms or none"
     for rank, (step_ms, window_ms) in enumerate(zip(known["rank_step_ms"], known["window_ms"], strict=True)):
         if abs(sum(step_ms) - window_ms) > MAX_CLOCK_GAP * window_ms + CLOCK_SLACK_MS:
             yield f"rank_step_ms of rank {rank} adds up to {sum(step_ms):.3f}; expected its window_ms={window_ms:.3f}"

@@ -4,7 +4,7 @@ This is the reference engine: all bytes that it sends are predicted exactly, but
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
@@ -14,9 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter  # of a public setter
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from sp_bench.attention import exchange
 from sp_bench.config.engine import EngineConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
@@ -70,14 +72,21 @@ def run_passes(
     tick: Tick,
 ) -> list[StepResult]:
     """As `run`, of steps with such micro-batches. All ranks have equally many, since each gathers parameters."""
-    training = start(config, steps[0][0].layers, mesh, device)
+    return train.run_steps(step_of_passes(config, steps[0][0], mesh, device), steps, tick)
+
+
+def step_of_passes(
+    config: TrialConfig, first: Pass, mesh: DeviceMesh, device: torch.device
+) -> Callable[[Sequence[Pass]], StepResult]:
+    """A training from its start, by a step on such micro-batches at each call. first: one of the first step."""
+    training = start(config, first.layers, mesh, device)
 
     def step(passes: Sequence[Pass]) -> StepResult:
         if (recomputes := passes[0].recomputes) is not None:
             training.recompute(recomputes)
         return training.step([each.batch for each in passes], [each.layers for each in passes])
 
-    return train.run_steps(step, steps, tick)
+    return step
 
 
 @cache  # the communicators of a mesh take device memory: the proof and the timed steps share one mesh
@@ -111,11 +120,37 @@ def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # FSDP averages by default; our losses are parts of one sum
             module.set_force_sum_reduction_for_comms(True)  # otherwise NCCL would multiply by 1 before it sums
+            if exchange.are_local():
+                module.set_custom_all_gather(_LocalAllGather())
+                module.set_custom_reduce_scatter(_LocalReduceScatter())
     if on_host:
         _to_host(decoder, device)
     else:
         decoder.to_empty(device=device)
     initialise(decoder, config.seed, device)
+
+
+class _Allocating:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _LocalAllGather(_Allocating, AllGather):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """[n] -> [P*n]: this rank's part P times. It lies in `output_tensor` already, at this rank's place."""
+        parts, place = output_tensor.view(group.size(), -1), group.rank()
+        parts[:place].copy_(input_tensor)
+        parts[place + 1 :].copy_(input_tensor)
+
+
+class _LocalReduceScatter(_Allocating, ReduceScatter):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """[P*n] -> [n]: this rank's own part, not summed."""
+        output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
 
 
 def _to_host(decoder: Decoder, device: torch.device) -> None:
@@ -213,7 +248,7 @@ class Training:
         losses = torch.cat(parts if alike else [part.flatten() for part in parts])
         loss = losses.sum() / num_valid_tokens
         with ledger.phase("loss"):
-            dist.all_reduce(loss)
+            exchange.all_reduce(loss)
         if self.watch is not None:
             self.watch(self._parts())
         self._hand_over_gradients()

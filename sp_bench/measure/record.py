@@ -64,11 +64,13 @@ def _arms(measurements: Sequence[Measurement]) -> dict[str, Any]:
     if not measurements[0].arms_ms:
         return {}
     compute_only = [m.arms_ms["compute_only"] for m in measurements]
-    return {
+    columns: dict[str, Any] = {
         "compute_only_step_ms": _slowest(compute_only),
         "compute_only_rank_ms": [statistics.median(step_ms) for step_ms in compute_only],
-        "comm_only_step_ms": _slowest([m.arms_ms["comm_only"] for m in measurements]),
     }
+    if "comm_only" in measurements[0].arms_ms:
+        columns["comm_only_step_ms"] = _slowest([m.arms_ms["comm_only"] for m in measurements])
+    return columns
 
 
 def _wire_bytes(config: TrialConfig, measurements: Sequence[Measurement]) -> float | None:

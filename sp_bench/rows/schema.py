@@ -169,7 +169,7 @@ COLUMNS = (
         per="rank", is_time=True, required=("arms",), positive=True),
     derived("imbalance_ms", REAL, "ms", "median of compute_only_step_ms - mean of compute_only_rank_ms", is_time=True),
     measured("comm_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: all but the attention kernels",
-        per="step", is_time=True, required=("arms",), positive=True),
+        per="step", is_time=True, required=("arms",), unless=("stream",), positive=True),
     derived("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms", is_time=True),
     derived("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic",
         is_time=True),

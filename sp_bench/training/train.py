@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -19,6 +18,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from sp_bench import kernels, methods
+from sp_bench.attention import exchange
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.model import ModelConfig
@@ -286,7 +286,7 @@ def _total_norm(gradients: list[Tensor], mesh: DeviceMesh | None, *, on_host: bo
     if mesh is None:
         return own
     squares = own.square().to(mesh.device_type)  # NCCL sends from devices
-    dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))  # replicas have the same gradients
+    exchange.all_reduce(squares, mesh.get_group(mesh.ndim - 1))  # replicas have the same gradients
     return squares.sqrt()
 
 

@@ -1,22 +1,30 @@
-"""Where a step's time goes, without a profiler in the timed loop. Two arms time the same step with a part taken out:
-`compute_only` without communication, `comm_only` without attention kernels.
+"""Where a step's time goes, without a profiler in the timed loop. Arms time the same step with a part taken out:
+`compute_only` without communication, `comm_only` without attention kernels. A stream has the first alone.
 
 Exposed communication is the time of the step minus that of its compute-only arm.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench.attention import exchange
 from sp_bench.attention.no_kernel import NoKernel
+from sp_bench.config.trial import TrialConfig
+from sp_bench.engines import fsdp2
+from sp_bench.engines.fsdp2 import Pass
 from sp_bench.kernels import Kernel
 from sp_bench.measure.cuda_graph import as_launched
-from sp_bench.measure.timing import Schedule, time_arm
+from sp_bench.measure.timing import Schedule, synchronise, time_arm, time_steps
 from sp_bench.methods import SequenceParallelAttention
+
+STILL = 1e-30  # learning rate: gradients are wrong, and weights keep the values that a training has
 
 Open = Callable[[Kernel], AbstractContextManager[SequenceParallelAttention]]
 
@@ -38,3 +46,20 @@ def arms(
     with open_method(NoKernel()) as attention:
         comm_only = time_arm(as_launched(partial(step, attention), schedule.workload), schedule, device)
     return {"compute_only": compute_only, "comm_only": comm_only}
+
+
+def compute_only(
+    config: TrialConfig, steps: Sequence[Sequence[Pass]], mesh: DeviceMesh, device: torch.device
+) -> list[float]:
+    """Train on these steps without messages. Returns the ms of each of this rank's steps. Every rank calls it.
+
+    Messages of attention, parameters and gradients are local copies; a rank waits for no other.
+    """
+    workload = replace(config.workload, learning_rate=STILL)
+    with exchange.local_copies():
+        step = fsdp2.step_of_passes(replace(config, workload=workload), steps[0][0], mesh, device)
+        step(steps[0])
+        synchronise(device)
+        dist.barrier()
+        left = iter(steps)
+        return time_steps(lambda: step(next(left)), len(steps), device)[0]

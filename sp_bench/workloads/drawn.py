@@ -9,8 +9,8 @@ tokens without labels, since FSDP gathers parameters on all ranks. Communicators
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ def trained(job: Job) -> tuple[Measurement, list[Mark]]:
     """
     config = job.config
     job.enter_phase("correctness")
-    stream = _stream(config)
+    stream = of_trial(config)
     texts, wholes = stream.texts[:-1], [config.of_documents(lengths, 1) for lengths in stream.batches[:-1]]
     is_exact = config.dtype in EXACT
     twin = config if is_exact else float32_twin(config)[0]
@@ -99,17 +99,24 @@ def trained(job: Job) -> tuple[Measurement, list[Mark]]:
     return measurement, marks
 
 
-def _stream(config: TrialConfig) -> Stream:
+def of_trial(config: TrialConfig) -> Stream:
+    """The last batch is the one whose bytes are counted."""
     batches = [*islice(streams.of_trial(config), num_steps(config.workload))]
     texts = [_unlabelled_end(text.sequences(step, 1, sum(lengths))) for step, lengths in enumerate(batches)]
     return Stream(batches, texts, [placing.of_trial(config, lengths) for lengths in batches])
 
 
 def _train(job: Job, stream: Stream, tick: Tick) -> list[StepResult]:
-    with ExitStack() as opened:
-        passes = _Passes(job, opened)
-        steps = [passes.of_batch(*each) for each in zip(*stream, strict=True)]
+    with opened(job, stream) as steps:
         return fsdp2.run_passes(job.config, steps, job.mesh, job.device, tick)
+
+
+@contextmanager
+def opened(job: Job, stream: Stream) -> Iterator[list[list[Pass]]]:
+    """This rank's passes of each batch."""
+    with ExitStack() as layers:
+        passes = _Passes(job, layers)
+        yield [passes.of_batch(*each) for each in zip(*stream, strict=True)]
 
 
 def _described(config: TrialConfig, lengths: Sequence[int], plan: Sequence[Sequence[Placed | None]]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import PROVABLE_TOKENS
 from sp_bench.engines import fsdp2
 from sp_bench.engines.float32_twin import float32_twin
+from sp_bench.engines.fsdp2 import Pass
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, release_memory
@@ -48,7 +49,7 @@ from sp_bench.oracle.timed_step import Run, Shorter
 from sp_bench.training import train
 from sp_bench.training.offload import HostMemory, host_memory
 from sp_bench.training.train import StepResult, Tick
-from sp_bench.workloads import Job, drawn, parity, train_step
+from sp_bench.workloads import Job, arms, drawn, parity, train_step
 from sp_bench.workloads.parity import Mark
 
 REHEARSED_STEPS = 2  # of each stage: the second shows whether the optimizer went on in the first
@@ -68,6 +69,9 @@ def run(job: Job) -> Measurement:
     else:
         with host_memory() as memory:
             measurement, of_stages = _trained(job, memory)
+    ours = methods.get(job.config.method.name).IMPLEMENTATION == "sp_bench"
+    if job.config.workload.attribution and ours and job.config.world_size > 1:
+        measurement.arms_ms = {"compute_only": _compute_only(job)}
     measurement.energy_j = measurement.wire_bytes = None  # of steps of several lengths, and of those between stages
     measurement.columns["stage_ends"] = [
         {
@@ -147,7 +151,14 @@ def _of_steps(config: TrialConfig) -> list[TrialConfig]:
 
 def _train(job: Job, trials: Sequence[TrialConfig], texts: Sequence[Tensor], tick: Tick) -> list[StepResult]:
     """A step on each text [m*D*B,S+1], as of the trial beside it. All trials are of one model and one optimizer, those
-    of the last. The attention is opened once for each length and number of ranks."""
+    of the last."""
+    with _opened(job, trials, texts) as steps:
+        return fsdp2.run_passes(trials[-1], steps, job.mesh, job.device, tick)
+
+
+@contextmanager
+def _opened(job: Job, trials: Sequence[TrialConfig], texts: Sequence[Tensor]) -> Iterator[list[list[Pass]]]:
+    """This rank's micro-batches of each step. The attention is opened once for each length and number of ranks."""
     layers: dict[tuple[int, int], Sequence[methods.SequenceParallelAttention]] = {}
     steps = []
     with ExitStack() as opened:
@@ -160,8 +171,21 @@ def _train(job: Job, trials: Sequence[TrialConfig], texts: Sequence[Tensor], tic
             of_layers = layers[key]
             (batches,) = train.shard_batches(trial, [sequences], of_layers[0].layout, mesh, job.device)
             recomputes = trial.workload.activation_checkpointing
-            steps.append([fsdp2.Pass(of_layers, batch, recomputes) for batch in batches])
-        return fsdp2.run_passes(trials[-1], steps, job.mesh, job.device, tick)
+            steps.append([Pass(of_layers, batch, recomputes) for batch in batches])
+        yield steps
+
+
+def _compute_only(job: Job) -> list[float]:
+    """ms of each of this rank's timed steps, taken once more without messages."""
+    config = job.config
+    if config.workload.policy is not None:
+        opening = drawn.opened(job, drawn.of_trial(config))
+    else:
+        trials = _of_steps(config)
+        opening = _opened(job, trials, parity.texts(trials))
+    release_memory(job.device)
+    with opening as steps:
+        return arms.compute_only(config, steps[: config.workload.most_timed_steps], job.mesh, job.device)
 
 
 def _mesh(config: TrialConfig) -> DeviceMesh:

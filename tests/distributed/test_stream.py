@@ -1,14 +1,16 @@
 """The stream workload: one training whose length changes from stage to stage, and what is refused."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from statistics import fmean, median
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from ranks import here, run
 from trials import PARITY, TINY, job, row, trial
 
 from sp_bench.config.engine import EngineConfig
@@ -17,8 +19,9 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.ledger import Ledger
 from sp_bench.training.cross_entropy import IGNORED
-from sp_bench.workloads import drawn, stream
+from sp_bench.workloads import arms, drawn, stream
 
 STAGES = replace(PARITY, name="stream", stages="24x8,72x3")  # longer, then shorter again
 RING = MethodConfig("ring", "zigzag", dkv_dtype="input")
@@ -32,7 +35,7 @@ POLICIES = [
     replace(DRAWN, policy="static", filling="first_fit"),
     replace(DRAWN, policy="static", filling="balanced", activation_checkpointing="full"),
     replace(DRAWN, policy="per_document", loss_tile_tokens=20),
-    DRAWN,
+    replace(DRAWN, attribution=True),
 ]
 
 
@@ -42,7 +45,11 @@ def cases(world_size: int) -> list[TrialConfig]:
     if world_size == 2:
         uneven = replace(STAGES, stages="24x9,45x2", micro_batches=2, loss_tile_tokens=7)
         return [
-            trial(MethodConfig("ulysses"), 2, workload=replace(STAGES, activation_checkpointing="full")),
+            trial(
+                MethodConfig("ulysses"),
+                2,
+                workload=replace(STAGES, activation_checkpointing="full", attribution=True),
+            ),
             trial(RING, 2, workload=uneven, seq_len=47),
             trial(RING, 2, workload=replace(STAGES, stages="24x8:sp_size=1:micro_batches=2,72x3:micro_batches=3")),
         ]
@@ -62,7 +69,8 @@ def check_world(rank: int, world_size: int) -> None:
         assert [(each["seq_len"], each["num_steps"]) for each in found["stage_ends"]] == stages
         assert all(each["compiled"] == 0 and each["reserved_bytes"] is None for each in found["stage_ends"])
         assert len(found["loss"]) == len(found["step_ms"]) == sum(steps for _, steps in stages)
-        assert found["tokens_per_s"] is found["window_tokens_per_s"] is found["mfu"] is None
+        assert found["tokens_per_s"] is found["window_tokens_per_s"] is found["mfu"] is found["exposed_comm_ms"] is None
+        assert len(found.get("compute_only_step_ms") or ()) == 20 * config.workload.attribution
         for stage, (seq_len, steps), times in zip(config.of_stages, stages, found["stage_times"], strict=True):
             tokens = stage.num_sequences * seq_len
             assert times["first_step_ms"] in found["step_ms"], steps
@@ -202,13 +210,36 @@ def check_policies(rank: int, world_size: int) -> None:
         assert [each["documents"] for each in batches] == [each["documents"] for each in found["static"]["batches"]]
         assert all(each["imbalance"] >= 1 and each["passes"] >= 1 for each in batches)
         assert found[workload.policy]["tokens_per_s"] > 0
+    static, timed = found["static"], found["dynamic"]
+    assert static["exposed_comm_ms"] is static.get("compute_only_step_ms") is timed.get("comm_only_step_ms") is None
+    compute_only = timed["compute_only_step_ms"]
+    assert len(compute_only) == len(timed["step_ms"])
+    assert timed["exposed_comm_ms"] == timed["median_step_ms"] - median(compute_only)
+    assert timed["imbalance_ms"] == median(compute_only) - fmean(timed["compute_only_rank_ms"])
     groups = {policy: {size for each in of["batches"] for size in each["groups"]} for policy, of in found.items()}
     assert groups["static"] == {2}
     assert groups["per_document"] == {1, world_size}
     assert groups["dynamic"] > {1}
+    check_steps_without_messages_send_nothing_and_compute_as_much()
     check_a_document_on_two_groups_is_refused()
     if world_size == 2:
         check_policies_in_half_precision()
+
+
+def check_steps_without_messages_send_nothing_and_compute_as_much() -> None:
+    config = trial(RING, 2, workload=DRAWN, dp_shard_size=dist.get_world_size() // 2, seq_len=128)
+    of, on = job(config), (job(config).mesh, here())
+    with drawn.opened(of, drawn.of_trial(config)) as steps:
+        with Ledger(here()) as with_messages:
+            fsdp2.run_passes(config, steps[:1], *on, lambda: None)
+        with Ledger(here()) as alone:
+            arms.compute_only(config, steps[:1], *on)  # the step is taken twice
+    sent = [sum(size for _, size in book.counts.values()) for book in (with_messages, alone)]
+    assert sent[0] > 0 == sent[1]
+    assert alone.work.calls == Counter({name: 2 * calls for name, calls in with_messages.work.calls.items()})
+    assert alone.work.attention_flops == 2 * with_messages.work.attention_flops
+    assert alone.work.matmul_flops["float32"] == 2 * with_messages.work.matmul_flops["float32"] > 0
+    assert alone.work.updated_elements == 2 * with_messages.work.updated_elements > 0
 
 
 def check_policies_in_half_precision() -> None:
@@ -299,6 +330,7 @@ def test_trials_whose_length_cannot_change_are_refused() -> None:
     for fields, message in (
         ({"workload": replace(STAGES, stages="24x8:sp_size=3")}, "sp_size=3 of a stage, and sp_size=2 of the last"),
         ({"dtype": "bfloat16", "workload": replace(DRAWN, optimizer="adamw")}, "stream in bfloat16 .* needs sgd"),
+        ({"dp_replicate_size": 2, "workload": replace(STAGES, attribution=True)}, "has one replica and no FP8"),
         ({"dp_shard_size": 3}, "groups are of 1, 2, 4 ... of 6 ranks"),
         ({"method": MethodConfig("usp", "zigzag", ulysses_degree=1)}, "method=usp has one size"),
     ):

@@ -57,10 +57,9 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         axis.axvline(1, color=BLACK, lw=0.8, ls=":")
         axis.set_yticks(range(config.world_size))
         axis.invert_yaxis()
-        named = ", ".join(
-            filter(None, (words.unusual(cell, "workload.policy"), words.unusual(cell, "workload.filling")))
+        axis.set_title(
+            wrapped_title(f"{words.policy(cell)}\nbusiest rank {max(ends):.2f}x the mean", look, len(axes)), loc="left"
         )
-        axis.set_title(wrapped_title(f"{named}\nbusiest rank {max(ends):.2f}x the mean", look, len(axes)), loc="left")
         axis.set_xlabel("work of a rank, over the mean")
         if is_first(axis):
             axis.set_ylabel("rank")

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from statistics import fmean
+from itertools import islice
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -275,6 +276,7 @@ class Stage(NamedTuple):
     of: Mapping[str, Any]  # of the column `stage_ends`
     times: Mapping[str, Any]  # of `stage_times`; empty: the row has no times
     loss_error: float | None  # of `stage_loss_errors`, where it meets the stage before; None: the first, or fp32
+    compute_only_ms: float | None  # median of all steps but the first without messages; None: not timed, or one step
 
     @property
     def change_ms(self) -> float | None:
@@ -282,14 +284,21 @@ class Stage(NamedTuple):
         others = self.times.get("median_step_ms")
         return None if others is None else self.times["first_step_ms"] - others
 
+    @property
+    def exposed_ms(self) -> float | None:
+        others = self.times.get("median_step_ms")
+        return None if others is None or self.compute_only_ms is None else others - self.compute_only_ms
+
 
 STAGES: tuple[Column[Stage], ...] = (
     Column("what", lambda stage: name(stage.cell)),
+    Column("model", lambda stage: f"{words.model(stage.cell)}, {words.dtype(stage.cell)}"),
     Column("tokens", lambda stage: whole(stage.of["seq_len"])),
     Column("steps", lambda stage: whole(stage.of["num_steps"])),
     Column("first step (ms)", lambda stage: stage.times.get("first_step_ms"), number),
     Column("median of the others (ms)", lambda stage: stage.times.get("median_step_ms"), number),
     Column("change (ms)", lambda stage: stage.change_ms, number),
+    Column("exposed messages (ms)", lambda stage: stage.exposed_ms, number),
     Column("tokens/s", lambda stage: stage.times.get("tokens_per_s"), whole),
     Column("reserved at its end", lambda stage: stage.of["reserved_bytes"], in_bytes),
     Column("compiled, times", lambda stage: whole(stage.of["compiled"])),
@@ -305,10 +314,16 @@ def stages(cells: Sequence[Cell]) -> Table[Stage]:
         for row in (row for row in cell.measured if not listed(row["batches"])):
             of, times = listed(row["stage_ends"]), listed(row["stage_times"])
             errors = [None, *(listed(row["stage_loss_errors"]) or [None] * len(of))]
-            found += [Stage(cell, each, times[i] if times else {}, errors[i]) for i, each in enumerate(of)]
+            computing = iter(listed(row["compute_only_step_ms"]))
+            alone = [[*islice(computing, each["num_steps"])][1:] for each in of]  # without the first, as in `times`
+            found += [
+                Stage(cell, each, times[i] if times else {}, errors[i], median(alone[i]) if alone[i] else None)
+                for i, each in enumerate(of)
+            ]
     about = (
         "One process, one model, one optimizer. A change is the first step less the median of the others: it has what "
-        "compiles anew in it. Losses are of the same tokens and weights at the lengths of both stages."
+        "compiles anew in it. Exposed messages (workload.attribution) are that median less the same without messages. "
+        "Losses are of the same tokens and weights at the lengths of both stages."
     )
     return plain("Stage by stage", about, STAGES, found)
 
@@ -325,11 +340,15 @@ class Stream(NamedTuple):
 
 BATCHES: tuple[Column[Stream], ...] = (
     Column("what", lambda stream: name(stream.cell)),
+    Column("groups", lambda stream: words.policy(stream.cell)),
+    Column("model", lambda stream: f"{words.model(stream.cell)}, {words.dtype(stream.cell)}"),
     Column("batches", lambda stream: whole(len(listed(stream.row["batches"])))),
     Column("documents a batch", lambda stream: fmean(stream.of_batches("documents")), number),
     Column("passes a batch", lambda stream: fmean(stream.of_batches("passes")), number),
     Column("work of the busiest rank", lambda stream: fmean(stream.of_batches("imbalance")), "{:.2f}x".format),
     Column("median batch (ms)", lambda stream: stream.row["median_step_ms"], number),
+    Column("exposed messages (ms)", lambda stream: stream.row["exposed_comm_ms"], number),
+    Column("imbalance (ms)", lambda stream: stream.row["imbalance_ms"], number),
     Column("tokens/s of all batches", lambda stream: stream.row["window_tokens_per_s"], whole),
 )
 
@@ -337,7 +356,11 @@ BATCHES: tuple[Column[Stream], ...] = (
 def batches(cells: Sequence[Cell]) -> Table[Stream]:
     """Batches of drawn documents, a line a row."""
     rows = [Stream(cell, row) for cell in _of("stream", cells) for row in cell.measured if listed(row["batches"])]
-    about = "Work is predicted, over the mean of all ranks, in the mean over the batches."
+    about = (
+        "Work is predicted, over the mean of all ranks, in the mean over the batches. Measured with "
+        "workload.attribution: exposed messages are the median batch less the median without messages, which is that "
+        "of the slowest rank; imbalance is what that is above the mean rank's."
+    )
     return plain("Batches of drawn documents", about, BATCHES, rows)
 
 
