@@ -45,6 +45,23 @@ ConfigDir = Annotated[
 ]
 
 
+def given_options(context: typer.Context) -> set[str]:
+    """The options on the command line."""
+    sources = {each.opts[0]: context.get_parameter_source(each.name) for each in context.command.params if each.name}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"} - {"folders"}
+
+
+def require_together(given: Collection[str], takes: Mapping[str, Collection[str]]) -> None:
+    """Refuse two outputs at once, and options that one would ignore. takes: output -> the options that it reads."""
+    outputs = [option for option in takes if option in given]
+    if len(outputs) > 1:
+        raise ConfigError(f"{' and '.join(outputs)}: one of these at a time; run it once for each")
+    for output in outputs:
+        if ignored := sorted(set(given) - set(takes[output]) - {output}):
+            reads = f"takes {', '.join(sorted(takes[output]))}" if takes[output] else "takes no other option"
+            raise ConfigError(f"{output} with {', '.join(ignored)}: {output} {reads}")
+
+
 def named_campaigns(named: Sequence[Path]) -> list[Path]:
     """The campaign folders. A plain file among several, as results/* may have, is skipped with a note."""
     from sp_bench.rows.store import require_campaigns

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sp_bench.cli.options import AsJson, ConfigDir, Price, named_campaigns
+from sp_bench.cli.options import AsJson, ConfigDir, Price, given_options, named_campaigns, require_together
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.driver.progress import terminal_width, working
 
@@ -31,8 +31,11 @@ MemoryGib = Annotated[
     float | None, typer.Option(min=1, metavar="GIB", help="Of one GPU; default: that of the hardware's rows")
 ]
 
+_TAKES = {"--map": frozenset({"--kernel", "--hardware", "--gpus-per-node"})}  # what it reads, beside campaigns
+
 
 def project(
+    context: typer.Context,
     folders: Rows = None,
     model: Annotated[str, typer.Option(help="A file of conf/model")] = "qwen3_8b",
     gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs, powers of two")] = "8,64,512,4096",
@@ -72,8 +75,9 @@ def project(
     are offered, and each answer names the cells behind it. Where rows of one real rank have such a step, they stand
     before the fit's. Exit codes: 0 predicted, 2 bad input or missing rows.
     """
-    from sp_bench.predict import advice, candidates, decision_map, projection, streams
+    from sp_bench.predict import candidates, projection
 
+    require_together(given_options(context), _TAKES)
     known = candidates.CHECKPOINTING
     if recompute != "any" and recompute not in known:
         raise ConfigError(f"--recompute {shown(recompute)}: use any, or one of {', '.join(known)}")
@@ -81,49 +85,70 @@ def project(
     fitted = _fitted(folders, hardware)
     fit = fitted.fits[hardware]
     attention = kernel or fit.fastest_kernel
-    found = []
     try:
-        if decisions and lengths is None:
-            print(decision_map.decision_map(fit, attention, gpus_per_node))
-            print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
-            print(f"\n{decision_map.evidence_of_map(fit, attention)}")
-            print(f"\n{advice.errors(fit, terminal_width())}\n\n{advice.ASSUMPTIONS}")
+        if decisions:
+            print(_map(fit, attention, gpus_per_node))
             return
         asked = [
             (candidates.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory)), config)
             for number in _numbers("--gpus", gpus)
             for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
         ]
-        if lengths is not None:
-            policies = [
-                policy
-                for cluster, config in asked
-                for each in lengths.split(",")
-                for policy in streams.policies(fit, config, cluster, each, kept)
-            ]
-            if as_json:
-                print(json.dumps([*map(streams.as_json, policies)], indent=1))
-                return
-            print(streams.table(policies, terminal_width()))
-            print(f"\n{advice.errors(fit, terminal_width())}\n\n{streams.ASSUMPTIONS}")
-            return
-        for cluster, config in asked:
-            try:
-                ways = candidates.candidates(fit, config, cluster, kept)
-                if fitted.one_rank_error is not None:
-                    found += candidates.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
-                found += candidates.best_of_each_method(ways)
-            except candidates.NothingFits as error:
-                print(f"sp-bench: {error}", file=sys.stderr)
+        if lengths is None:
+            print(_ways(fitted, fit, asked, kept, as_json))
+        else:
+            print(_batches(fit, asked, lengths, kept, as_json))
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
+
+
+def _map(fit: Any, kernel: str, gpus_per_node: int) -> str:
+    from sp_bench.predict import advice, decision_map
+
+    return "\n\n".join([
+        decision_map.decision_map(fit, kernel, gpus_per_node),
+        f"Bold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.",
+        decision_map.evidence_of_map(fit, kernel),
+        advice.errors(fit, terminal_width()),
+        advice.ASSUMPTIONS,
+    ])  # fmt: skip
+
+
+def _batches(fit: Any, asked: Sequence[tuple[Any, Any]], lengths: str, kept: Sequence[str], as_json: bool) -> str:
+    """Batches of documents under each policy. asked: cluster, and the step of its longest document."""
+    from sp_bench.predict import advice, streams
+
+    found = [
+        policy
+        for cluster, config in asked
+        for each in lengths.split(",")
+        for policy in streams.policies(fit, config, cluster, each, kept)
+    ]
     if as_json:
-        print(json.dumps([each.as_json() for each in found], indent=1))
-        return
-    print(advice.table(found, terminal_width()))
-    if found:
-        print(f"\n{advice.evidence(found, terminal_width())}")
-    print(f"\n{advice.errors(fit, terminal_width())}\n\n{advice.ASSUMPTIONS}")
+        return json.dumps([*map(streams.as_json, found)], indent=1)
+    width = terminal_width()
+    return "\n\n".join([streams.table(found, width), advice.errors(fit, width), streams.ASSUMPTIONS])
+
+
+def _ways(fitted: Any, fit: Any, asked: Sequence[tuple[Any, Any]], kept: Sequence[str], as_json: bool) -> str:
+    """Each method's best way to take each step. asked: cluster and step. Steps that fit nowhere are named on stderr."""
+    from sp_bench.predict import advice, candidates
+
+    found = []
+    for cluster, config in asked:
+        try:
+            ways = candidates.candidates(fit, config, cluster, kept)
+        except candidates.NothingFits as error:
+            print(f"sp-bench: {error}", file=sys.stderr)
+            continue
+        if fitted.one_rank_error is not None:
+            found += candidates.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
+        found += candidates.best_of_each_method(ways)
+    if as_json:
+        return json.dumps([each.as_json() for each in found], indent=1)
+    width = terminal_width()
+    evidence = [advice.evidence(found, width)] if found else []
+    return "\n\n".join([advice.table(found, width), *evidence, advice.errors(fit, width), advice.ASSUMPTIONS])
 
 
 def advise(

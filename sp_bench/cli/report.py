@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from sp_bench.cli.options import FAILED, SHOWN, AsJson, LinkFile, named_campaigns, write_link
+from sp_bench.cli.options import (
+    FAILED,
+    SHOWN,
+    AsJson,
+    LinkFile,
+    given_options,
+    named_campaigns,
+    require_together,
+    write_link,
+)
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import console, working
 
@@ -130,7 +139,7 @@ def report(
     if unknown := set(only or ()) - set(reports.NAMES):
         raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
     of_rows = [str(path) for path in folders if str(path).startswith(ONLY)]
-    _check_together({*_given(context), *([ONLY] if of_rows else [])})
+    require_together({*given_options(context), *([ONLY] if of_rows else [])}, TAKES)
     folders = named_campaigns([path for path in folders if not str(path).startswith(ONLY)])
     rows, lines = _words([word.removeprefix(ONLY) for word in of_rows], ONLY), [_line(text) for text in line or ()]
     if render:
@@ -194,23 +203,6 @@ def _make(
     if more := built.problems[SHOWN:]:
         print(f"{len(more):,} further files are named on the page")
     print(f"report: {built.page}")
-
-
-def _given(context: typer.Context) -> set[str]:
-    """The options on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params.keys() - {"folders"}}
-    return {f"--{name}" for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def _check_together(given: set[str]) -> None:
-    """Refuse two outputs at once, and options that an output would ignore."""
-    outputs = [option for option in TAKES if option in given]
-    if len(outputs) > 1:
-        raise ConfigError(f"{' and '.join(outputs)}: a report writes one of these at a time; run it once for each")
-    for output in outputs:
-        if ignored := sorted(given - TAKES[output] - {output}):
-            takes = f"takes {', '.join(sorted(TAKES[output]))}" if TAKES[output] else "takes no other option"
-            raise ConfigError(f"{output} with {', '.join(ignored)}: {output} {takes}")
 
 
 def _words(lines: Sequence[str], before: str) -> dict[str, list[Any]]:

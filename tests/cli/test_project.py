@@ -148,6 +148,20 @@ def test_the_map_says_on_which_cells_it_rests(capfd):
 
 
 @pytest.mark.parametrize(
+    ("words", "ignored"),
+    [
+        (["--lengths", "wikipedia"], "--lengths"),
+        (["--json"], "--json"),
+        (["--model", "qwen3_4b", "--gpus", "8"], "--gpus"),
+    ],
+)
+def test_the_map_refuses_what_it_would_ignore(capfd, words, ignored):
+    told = refusal(capfd, "project", "--map", "--kernel", "cudnn", *words)
+    assert f"--map with {ignored}" in told
+    assert "--map takes --gpus-per-node, --hardware, --kernel" in told
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (("--gpus", "12"), "--gpus 12: use powers of two"),

@@ -583,7 +583,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
         (("{rows}", "nowhere"), "nowhere is not a folder of results"),
         (
             ("{rows}", "--line", "a: method=ring", "--findings", "f.md"),
-            "--line and --findings: a report writes one of these at a time; run it once for each",
+            "--line and --findings: one of these at a time; run it once for each",
         ),
         (
             ("{rows}", "--explore", "e.html", "--mix", "only.method=ring"),
