@@ -8,6 +8,7 @@ import pandas as pd
 
 from sp_bench.analysis import comparison, words
 from sp_bench.analysis.cells import cells, of_equal_steps
+from sp_bench.analysis.identifiers import RECOMPUTED
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import Difference, settings
 from sp_bench.driver import campaign
@@ -62,7 +63,7 @@ def ratios(folders: Sequence[str | Path], slow: str, fast: str) -> pd.DataFrame:
             {name: place.first.asked[name] for name in RATIO_COLUMNS}
             | {"link": place.first.link or None, "num_nodes": place.first.options["num_nodes"]}
             | {"pack": place.first.name.pack}
-            | {"recomputed": place.first.options["workload.activation_checkpointing"]}
+            | {"recomputed": place.first.options[RECOMPUTED]}
             | {name: place.first.options[f"workload.{name}"] for name in ("loss_tile_tokens", "mlp_tile_tokens")}
             | {"slow": words.method(over), "fast": words.method(under), "ratio": found.ratio}
             | {"low": interval and interval.low, "high": interval and interval.high, "pairs": len(found.keys)}

@@ -1,7 +1,7 @@
 """Numbers as text: three significant digits, binary byte units, a dash for unknown. Text for Markdown and CSV."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -51,6 +51,12 @@ def thousands(value: float) -> str:
 def gib(value: float) -> str:
     """0.004, 1.31, 12.3."""
     return f"{value:.2f}" if 0.01 <= value < 2 else f"{value:.1f}" if value >= 2 else f"{value:.1g}"
+
+
+def span(values: Iterable[float], write: Callable[[float], str] = whole) -> str:
+    """The smallest to the largest, `2 to 8`; `2` where both are written alike. There must be one."""
+    found = sorted(values)
+    return " to ".join(dict.fromkeys([write(found[0]), write(found[-1])]))
 
 
 def counted(quantity: int, noun: str) -> str:

@@ -31,6 +31,7 @@ from sp_bench.costs import nccl
 from sp_bench.measure import ledger, one_rank, record
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.meeting import meet
+from sp_bench.methods import closed_forms, real_rank
 from sp_bench.testing import faults
 from sp_bench.training.offload import OutOfHostMemory
 
@@ -141,7 +142,7 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     measurement.proof = None  # it has all ranks' gradients, and is not sent round
     gathered = record.of_all_ranks(measurement)
     captured = record.environment(device)
-    is_mean = methods.traffic_is_mean(config.method.name)
+    is_mean = closed_forms.traffic_is_mean(config.method.name)
     columns = record.assemble(config, gathered, traffic_is_mean=is_mean)
     flags = [faults.FLAG] if faults.VARIABLE in os.environ else []
     return columns | {"flags": flags, "environment": captured}
@@ -150,7 +151,7 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
 def _join(config: TrialConfig, device: torch.device) -> None:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT, or have a model of them."""
     if config.world == "one_rank":
-        one_rank.join(methods.real_place(config) or 0, config.world_size, config.ranks_per_node, config.link, device)
+        one_rank.join(real_rank.real_place(config) or 0, config.world_size, config.ranks_per_node, config.link, device)
         return
     meet(config, device)
 
@@ -187,7 +188,7 @@ def _emulate_memory(config: TrialConfig, device: torch.device) -> None:
     asked_gib, sharing = config.hardware.device_memory_gib, config.hardware.ranks_per_gpu
     missing = 0  # what NCCL would hold if the others of the world were there
     if config.world == "one_rank":
-        missing = nccl.outside_bytes(methods.outside_allocator(config)._replace(process=0))
+        missing = nccl.outside_bytes(closed_forms.outside_allocator(config)._replace(process=0))
     if asked_gib is None and sharing == 1 and not missing:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
         return

@@ -20,14 +20,14 @@ EXCHANGE = "collective"  # the workload without attention: neither heads, mask n
 SINGLE_STEP = "workload.single_step"
 OF_LIMITS = ("workload.fit", SINGLE_STEP)  # ways to request a step that do not change its memory
 LAUNCH, MICRO_BATCHES, RECOMPUTED = "workload.launch", "workload.micro_batches", "workload.activation_checkpointing"
-ENGINE, INNER_RING, _TRANSPORT = "engine.name", "method.inner_ring_degree", "method.exchange"
+ENGINE, KERNEL, INNER_RING, _TRANSPORT = "engine.name", "kernel.name", "method.inner_ring_degree", "method.exchange"
+CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD = "workload.checkpoint_offload", "engine.optimizer_offload"
 
 # The order in names and tables. Other options follow in the order of their declarations.
 _ORDER = (
     *("method.head_chunks", "method.head_stages", INNER_RING, "method.head_stride", _TRANSPORT, RECOMPUTED),
     *("workload.linear_dtype", "workload.model_code", "workload.loss_tile_tokens", "workload.mlp_tile_tokens"),
-    *("workload.checkpoint_offload", "engine.reshard_after_forward", "engine.reduce_gradients"),
-    "engine.optimizer_offload",
+    *(CHECKPOINT_OFFLOAD, "engine.reshard_after_forward", "engine.reduce_gradients", OPTIMIZER_OFFLOAD),
 )
 ORDERED = sorted(OPTIONS, key=lambda option: _ORDER.index(option.path) if option.path in _ORDER else len(_ORDER))
 # Options of a training step besides its engine -> the default, which names leave out
@@ -41,13 +41,13 @@ _OF_SHAPE = (
 OF_VALUES = ("model.attention", "model.v_head_dim", "model.kv_lora_rank")  # beside the heads, where a model has them
 _OF_TRAINING = (MICRO_BATCHES, ENGINE, RECOMPUTED, *OF_STEP)
 DATA_PARALLEL = ("dp_replicate_size", "dp_shard_size")
-OF_MEMORY = ("hardware.device_memory_gib", "hardware.ranks_per_gpu", "engine.optimizer_offload")
+OF_MEMORY = ("hardware.device_memory_gib", "hardware.ranks_per_gpu", OPTIMIZER_OFFLOAD)
 _OF_MACHINE = (*OF_MEMORY, "isolation", LAUNCH)
 _OF_WORLD = ("fabric.name", "hardware.name", "num_nodes", "world", "link.name")
 _ALWAYS = (*_OF_SHAPE, *OF_VALUES, *_OF_TRAINING, *DATA_PARALLEL, *_OF_WORLD, *_OF_MACHINE)
 _OF_PLACES = ("seq_len", "sp_size")  # a setting's cells may differ in them
 _OF_SERIES = ("method", "kernel")  # groups of options that belong to series
-_CODE = ("kernel.name", "implementation")  # no line mixes them, on any number of ranks
+_CODE = (KERNEL, "implementation")  # no line mixes them, on any number of ranks
 
 # Options of measuring are in no setting, and in a series only if identifiers would be equal.
 PROTOCOL = tuple(option.path for option in OPTIONS if option.protocol)
@@ -200,11 +200,11 @@ class _Series:
 
     def add_kernels(self) -> None:
         """Add the kernel to our methods' names if a setting has several. Libraries choose their own kernels."""
-        own = [cell["kernel.name"] if library(cell["implementation"]) is None else None for cell in self.cells]
+        own = [cell[KERNEL] if library(cell["implementation"]) is None else None for cell in self.cells]
         known = [(setting, kernel) for setting, kernel in zip(self.over_fabrics, own, strict=True) if kernel]
         if mixed([setting for setting, _ in known], [kernel for _, kernel in known]):
             for parts, kernel in zip(self.parts, own, strict=True):
-                parts += [] if kernel is None else [("kernel.name", kernel)]
+                parts += [] if kernel is None else [(KERNEL, kernel)]
 
     def add_transport(self) -> None:
         """Add copy engines after method and layout, before the options. A bare exchange has them in its primitive."""
@@ -226,7 +226,7 @@ class _Series:
             for path, value in values:
                 usual = BY_PATH[path].none_means if path in BY_PATH else None
                 if value is None or value != usual:
-                    is_kernel = path == "kernel.name" and value is not None
+                    is_kernel = path == KERNEL and value is not None
                     parts.append((path, str(value) if is_kernel else f"{short_name(path)}={_text(value)}"))
 
 

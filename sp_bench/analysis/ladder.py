@@ -10,7 +10,7 @@ from itertools import combinations
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.identifiers import OF_STEP, PROTOCOL, SINGLE_STEP
+from sp_bench.analysis.identifiers import ENGINE, KERNEL, OF_STEP, PROTOCOL, RECOMPUTED, SINGLE_STEP
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import ranked, ratio_of_pairs
 from sp_bench.analysis.settings import Setting
@@ -31,7 +31,6 @@ _TRAINED_ALIKE = (
     "workload.max_grad_norm",
     "workload.optimizer",
 )  # options that do not change the speed
-_RECOMPUTED, _ENGINE = "workload.activation_checkpointing", "engine.name"
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,8 @@ class Ladder:
 
 
 def _is_fair(one: Cell, other: Cell) -> bool:
-    equal = ("kernel.name", _RECOMPUTED)
-    values = [[cell.options.get(path) for path in equal] for cell in (one, other)]
-    return values[0] == values[1] and one.options.get(_ENGINE) != other.options.get(_ENGINE)
+    values = [[cell.options.get(path) for path in (KERNEL, RECOMPUTED)] for cell in (one, other)]
+    return values[0] == values[1] and one.options.get(ENGINE) != other.options.get(ENGINE)
 
 
 def ladders(settings: Sequence[Setting]) -> list[Ladder]:
@@ -96,7 +94,7 @@ def _of_one_question(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def _engines(cells: Sequence[Cell]) -> set[str]:
-    return {str(cell.options.get(_ENGINE)) for cell in cells}
+    return {str(cell.options.get(ENGINE)) for cell in cells}
 
 
 def each_adds_one(cells: Sequence[Cell]) -> bool:
@@ -158,14 +156,14 @@ def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
 def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str]:
     """Names such as `Ulysses, FlashAttention-4, selective, compiled`. Options that only engines differ in are left to
     the engine's name. left_out: options that are shown elsewhere."""
-    among = {engine: [c for c in cells if str(c.options.get(_ENGINE)) == engine] for engine in _engines(cells)}
-    of_all = _differing(cells, [_ENGINE, _RECOMPUTED])
+    among = {engine: [c for c in cells if str(c.options.get(ENGINE)) == engine] for engine in _engines(cells)}
+    of_all = _differing(cells, [ENGINE, RECOMPUTED])
     names = {}
     for cell in cells:
-        alike = among[str(cell.options.get(_ENGINE))]
+        alike = among[str(cell.options.get(ENGINE))]
         paths = [path for path in cell.options if group_of(path) not in ("method", "kernel")]
         named = of_all + [p for p in _differing(alike, paths) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
-        kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
+        kernel = words.kernel(cell) if _differing(cells, [KERNEL]) else ""
         options = [words.of_step(path, cell.options.get(path)) for path in named if path not in left_out]
         # Even if all rungs have it
         if cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.series_values:

@@ -12,7 +12,7 @@ from sp_bench.config.workload import TRAINING
 from sp_bench.formats import MISSING, whole
 
 # Options that change memory and may be missing in titles
-UNTITLED = ("kernel.name", "workload.model_code", "hardware.allocator")
+UNTITLED = (identifiers.KERNEL, "workload.model_code", "hardware.allocator")
 
 
 def tries(limit: Limit) -> str:

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
 
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.identifiers import RECOMPUTED
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
@@ -82,10 +83,10 @@ def _passes(cell: Cell) -> Mapping[str, int]:
     if cell.asked["workload"] != "train_step" or not cell.asked["num_layers"] or cell.asked["layer_window"]:
         return {}
     calls = cell.asked["num_layers"] * cell.micro_batches
-    recomputed = cell.options.get("workload.activation_checkpointing") == "full"
+    recomputed = cell.options.get(RECOMPUTED) == "full"
     return {"forward": calls * (1 + recomputed), "backward": calls}
 
 
 def _keeps_output(cell: Cell) -> bool:
     """Whether recomputation repeats a part of the forward's messages only, which is no pass of the pattern."""
-    return cell.options.get("workload.activation_checkpointing") == "selective_output"
+    return cell.options.get(RECOMPUTED) == "selective_output"

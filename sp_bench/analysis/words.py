@@ -10,6 +10,7 @@ from sp_bench.analysis.identifiers import (
     DATA_PARALLEL,
     ENGINE,
     INNER_RING,
+    KERNEL,
     LAUNCH,
     MICRO_BATCHES,
     OF_MEMORY,
@@ -119,7 +120,7 @@ def step_columns(cells: Sequence[Cell]) -> list[str]:
 
 def kernel(cell: Cell) -> str:
     name = cell.asked["kernel"]
-    return "" if name is None else _in_words("kernel.name", name)
+    return "" if name is None else _in_words(KERNEL, name)
 
 
 def fabric(name: Any) -> str:
@@ -165,7 +166,7 @@ def _method_parts(cell: Cell, but: Sequence[str] = ()) -> list[str]:
         if value is not None and value != BY_PATH[path].none_means:
             is_split = path == INNER_RING and value and asked["sp_size"]  # any row may lack its size, or have 0
             parts.append(_rings(value, asked["sp_size"]) if is_split else _in_words(path, value))
-    placed = ("method.name", "kernel.name", *_OF_METHOD, *(() if cell.name.pack is None else ("seed",)), *but)
+    placed = ("method.name", KERNEL, *_OF_METHOD, *(() if cell.name.pack is None else ("seed",)), *but)
     for path, value in cell.name.series_values.items():
         if value is not None and path not in placed:
             parts.append(str(value) if path == "implementation" else _in_words(path, value))

@@ -24,6 +24,7 @@ from sp_bench.costs.flags import (
 from sp_bench.costs.flops import projections, step_flops
 from sp_bench.costs.step_flags import flags_of_times
 from sp_bench.engines import requirements
+from sp_bench.methods import closed_forms, real_rank
 from sp_bench.rows.schema import COLUMNS
 
 HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
@@ -142,8 +143,8 @@ def internode_predicted_bytes(config: TrialConfig, padded_len: int | None) -> li
     traffic = _predicted_traffic(config, padded_len)
     if config.num_nodes == 1 or traffic is None:
         return None
-    ranks = range(config.world_size) if (place := methods.real_place(config)) is None else [place]
-    far = [methods.between_nodes(config, traffic, rank) for rank in ranks]
+    ranks = range(config.world_size) if (place := real_rank.real_place(config)) is None else [place]
+    far = [closed_forms.between_nodes(config, traffic, rank) for rank in ranks]
     return [float(size) for size in far if size is not None] if None not in far else None
 
 
@@ -151,7 +152,7 @@ def _predicted_traffic(config: TrialConfig, padded_len: int | None) -> Traffic |
     if config.workload.name == "collective":
         traffic = message_sizes.traffic(config, message_sizes.message_sizes(config)[-1])
     elif (
-        traffic := methods.attention_traffic(config, padded_len or config.seq_len, methods.real_place(config))
+        traffic := closed_forms.attention_traffic(config, padded_len or config.seq_len, real_rank.real_place(config))
     ) is None:
         return None
     elif config.workload.name in TRAINING:
@@ -167,7 +168,7 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     flags += ["single_step"] if config.workload.single_step else []
     flags += ["fit"] if config.workload.fit else []
     flags += ["shared_gpu"] if config.hardware.ranks_per_gpu > 1 else []
-    flags += ["lower_bound"] if methods.is_lower_bound(config) else []
+    flags += ["lower_bound"] if real_rank.is_lower_bound(config) else []
     memory = (record.get(name) for name in ("device_used_bytes", "allocator_retries"))
     of_device = config.hardware.device_memory_gib
     flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)

@@ -15,13 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from sp_bench import hardware, methods
+from sp_bench import hardware
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import AUTO, COMPARED, FEWEST_TIMED_STEPS
 from sp_bench.costs import message_sizes
 from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.driver.derived import TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
+from sp_bench.methods import closed_forms, real_rank
 from sp_bench.planning.plan import resolve
 from sp_bench.rows.row import Outcome, asked_for
 from sp_bench.rows.schema import COLUMNS, SCHEMA
@@ -147,7 +148,7 @@ def _problems_of_bytes(config: TrialConfig, padded_len: int | None, known: Recor
         yield f"comm_counted_bytes={total}; expected {counted}, the sum of comm"
     if predicted is not None and not _equal(of_entries, predicted):
         yield f"predicted_bytes of comm add up to {of_entries}; expected {predicted}, the closed form"
-    if predicted is not None and not _equal(total, predicted) and not methods.traffic_is_mean(config.method.name):
+    if predicted is not None and not _equal(total, predicted) and not closed_forms.traffic_is_mean(config.method.name):
         yield f"comm_counted_bytes={total}; expected {predicted}, the closed form"
     far, expected = known.get("internode_counted_bytes"), internode_predicted_bytes(config, padded_len)
     if (far is None) != (config.num_nodes == 1):
@@ -157,8 +158,8 @@ def _problems_of_bytes(config: TrialConfig, padded_len: int | None, known: Recor
 
 
 def _problems_of_work(config: TrialConfig, padded_len: int | None, known: Record) -> Iterator[str]:
-    rank = methods.real_place(config) or 0
-    for name, value in methods.expected_work(config, padded_len or config.seq_len, rank).columns.items():
+    rank = real_rank.real_place(config) or 0
+    for name, value in closed_forms.expected_work(config, padded_len or config.seq_len, rank).columns.items():
         if known.get(name) != value:
             yield f"{name}={_short(known.get(name))}; expected {_short(value)}, the closed form"
 

@@ -17,6 +17,7 @@ from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.config.shape import AttentionShape
 from sp_bench.driver.progress import terminal_width
 from sp_bench.formats import text_table
+from sp_bench.methods import refusals
 from sp_bench.planning.overrides import conf_file
 
 HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # query heads, key/value heads
@@ -31,8 +32,7 @@ class Question(NamedTuple):
 
     def answer(self) -> str | None:
         """Why the method cannot split these heads over these ranks, or None."""
-        refused = methods.packing_reason(self.method, self.shape) or methods.conversion_reason(self.method, ["full"])
-        return refused or methods.get(self.method.name).unsupported_reason(*self)
+        return refusals.conversion_reason(self.method, ["full"]) or refusals.reason(*self)
 
 
 @dataclass(frozen=True)

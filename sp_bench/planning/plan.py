@@ -14,6 +14,7 @@ from sp_bench.config.workload import TRAINING
 from sp_bench.costs import links, memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
 from sp_bench.engines import requirements
+from sp_bench.methods import closed_forms, real_rank, refusals
 from sp_bench.planning.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.rows import names
 from sp_bench.rows.row import Resolved
@@ -60,17 +61,12 @@ def unsupported_reason(
         return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
-    if reason := methods.conversion_reason(config.method, config.kinds):
+    if reason := refusals.conversion_reason(config.method, config.kinds):
         return reason
     for kind in config.kinds:
         shape = config.attention_shape(config.seq_len, kind)
         of_kind, kernel = config.method_of(kind), config.kernel_of(kind)
-        # first: a library need not be here to lack it
-        if reason := methods.packing_reason(of_kind, shape) or methods.window_reason(of_kind, shape):
-            return reason
-        if reason := methods.values_reason(of_kind, shape) or methods.delta_reason(of_kind, shape):
-            return reason
-        if reason := methods.get(of_kind.name).unsupported_reason(of_kind, kernel, shape, config.sp_size):
+        if reason := refusals.reason(of_kind, kernel, shape, config.sp_size):
             return reason
         if reason := kernels.delta_reason(kernel, shape) or kernels.window_reason(kernel, shape):
             return reason
@@ -230,7 +226,7 @@ def _one_rank_reason(config: TrialConfig) -> str | None:
         return f"world=one_rank: engine={engine} {OTHER_ENGINES.get(engine, UNTRIED)}; use engine=fsdp2 or deepspeed"
     if methods.get(method).IMPLEMENTATION != "sp_bench" and method not in ONE_RANK_LIBRARIES:
         return f"world=one_rank: method={method} {UNTRIED}; use our methods or {', '.join(ONE_RANK_LIBRARIES)}"
-    if methods.traffic_is_mean(method) and config.model.num_kv_heads % config.sp_size:
+    if closed_forms.traffic_is_mean(method) and config.model.num_kv_heads % config.sp_size:
         return (
             f"world=one_rank: num_kv_heads={config.model.num_kv_heads} over sp_size={config.sp_size} gives ranks of "
             f"{method} different heads; use method=ulysses"
@@ -316,7 +312,7 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
         *(str(hardware.threads_per_rank), str(hardware.allocator), f"{hardware.ranks_per_gpu:06d}"),
         repr(sorted(config.fabric.env.items())),
     )
-    world = (config.world, str(methods.real_place(config)), repr(config.link)) if config.world == "one_rank" else ()
+    world = (config.world, str(real_rank.real_place(config)), repr(config.link)) if config.world == "one_rank" else ()
     return (f"{config.world_size:06d}", *kinds, *started_with, f"{config.num_nodes:06d}", *world)
 
 

@@ -18,6 +18,7 @@ from sp_bench.config.options import canonical
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import PROVABLE_TOKENS, TRAINING
 from sp_bench.costs import memory, nccl
+from sp_bench.methods import closed_forms
 from sp_bench.planning.settings import SearchConfig
 from sp_bench.rows.names import as_asked, config_leaves
 
@@ -102,7 +103,7 @@ class Search:
         modelled = memory.unmodelled_reason(config) is None and config.hardware.device != "cpu"
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
-        outside = nccl.outside_bytes(methods.outside_allocator(config))
+        outside = nccl.outside_bytes(closed_forms.outside_allocator(config))
         room = (min(known) - outside) * TENSORS_SHARE[config.hardware.allocator]
         host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES
         return self._longest(

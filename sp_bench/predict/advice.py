@@ -3,11 +3,11 @@ ASSUMPTIONS, which every answer shows with their errors.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sp_bench.analysis import words
 from sp_bench.costs.attention import head_split_reason
-from sp_bench.formats import GIB, cost_text, counted, number, text_table, whole
+from sp_bench.formats import GIB, cost_text, counted, number, span, text_table, whole
 from sp_bench.predict.candidates import ALWAYS, Candidate, Cluster, campaigns, is_over_all, preferred
 from sp_bench.predict.projection import Basis, Fit, has_several_lengths, in_words, step_options
 
@@ -198,8 +198,3 @@ def errors(fit: Fit, width: int | None = None) -> str:
         (e.what, len(e.errors), f"{e.median:.1%}", f"{e.of_most:.1%}", f"{e.largest:.1%}", e.worst) for e in fit.errors
     ]
     return text_table(heads, lines, width, colalign=("left", *["right"] * 4, "left"))
-
-
-def span(values: Iterable[int]) -> str:
-    found = sorted(values)
-    return " to ".join(dict.fromkeys([whole(found[0]), whole(found[-1])]))

@@ -4,8 +4,7 @@ from tabulate import tabulate
 
 from sp_bench.analysis import words
 from sp_bench.config.shape import AttentionShape
-from sp_bench.formats import GIB, counted, whole
-from sp_bench.predict.advice import span
+from sp_bench.formats import GIB, counted, span, whole
 from sp_bench.predict.candidates import able_methods, campaigns, require_kernel
 from sp_bench.predict.projection import Fit, Links, attention_work
 

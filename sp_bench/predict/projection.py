@@ -30,7 +30,7 @@ import numpy as np
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import PRIMITIVES, bandwidths
-from sp_bench.analysis.identifiers import OF_STEP
+from sp_bench.analysis.identifiers import CHECKPOINT_OFFLOAD, KERNEL, OF_STEP, OPTIMIZER_OFFLOAD, RECOMPUTED
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
 from sp_bench.config.method import MethodConfig
@@ -63,8 +63,8 @@ LONG = 32_768  # tokens from which errors are stated; shorter steps wait for the
 ROUNDS = 8  # of fitting: what is exposed depends on how long the computing takes
 # Training steps that differ in one of these are not equally fast, beside what their FLOPs say
 SPEED = (
-    *("kernel.name", "workload.activation_checkpointing", "workload.model_code", "workload.loss_tile_tokens"),
-    *("workload.mlp_tile_tokens", "workload.checkpoint_offload", _OPTIMIZER := "engine.optimizer_offload"),
+    *(KERNEL, RECOMPUTED, "workload.model_code", "workload.loss_tile_tokens", "workload.mlp_tile_tokens"),
+    *(CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD),
 )
 StepOptions = tuple[Any, ...]  # the values of SPEED
 UPDATE = "update, "  # begins the names of rates of the optimizer
@@ -299,7 +299,7 @@ def _step_amounts(config: TrialConfig) -> dict[str, float]:
     model, options = config.model, step_options(config)
     tokens = config.num_sequences * config.seq_len / config.world_size
     width = 8 * model.hidden_size + 4 * model.intermediate_size  # elements that a layer reads or writes a token, about
-    place = options[SPEED.index(_OPTIMIZER)] or "on the device"
+    place = options[SPEED.index(OPTIMIZER_OFFLOAD)] or "on the device"
     return {
         "matrix products": training.matmul_flops(config, config.seq_len) / config.world_size,
         f"pointwise, {in_words(options)}": tokens * model.num_layers * width,

@@ -10,6 +10,7 @@ from typing import Any
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import held, largest_error
+from sp_bench.analysis.identifiers import OPTIMIZER_OFFLOAD
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s, tokens_per_s_per_gpu
 from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.config.machine import NO_DELAY
@@ -95,7 +96,7 @@ COLUMNS: tuple[Column[Beside], ...] = (
 
 
 def _with(cell: Cell) -> str:
-    offloaded = words.unusual(cell, "engine.optimizer_offload")
+    offloaded = words.unusual(cell, OPTIMIZER_OFFLOAD)
     parts = (words.method(cell), words.kernel(cell), cell.asked["engine"], cell.micro_batches_note, offloaded)
     return ", ".join(filter(None, (*parts, words.processors(cell), str(cell.asked["hardware"]).upper())))
 

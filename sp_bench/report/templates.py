@@ -284,8 +284,7 @@ def span(found: Sequence[Difference | float]) -> str:
     ratios = [each.ratio if isinstance(each, Difference) else each for each in found]
     if None in ratios:
         raise _Refused(f"a pair is {APART}")
-    low, high = (times(bound(filter(None, ratios))) for bound in (min, max))
-    return low if low == high else f"{low} to {high}"
+    return formats.span(filter(None, ratios), times)
 
 
 def _is_asked(cell: Cell, asked: dict[str, Any]) -> bool:

@@ -98,26 +98,26 @@ def alike_codes(codes: Sequence[Places]) -> tuple[Places, Places]:
 def by_length(lists: pa.ListArray | pa.MapArray) -> Iterator[tuple[Places, Places]]:
     """The lists that have entries, in groups of one length: their places, and where among the entries of all lists
     theirs are, [lists, entries]."""
-    ends = lists.offsets.to_numpy().astype(np.int64) - lists.offsets[0].as_py()
-    lengths = np.where(lists.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), 0)
+    offsets = lists.offsets.to_numpy().astype(np.int64) - lists.offsets[0].as_py()
+    lengths = np.where(lists.is_valid().to_numpy(zero_copy_only=False), np.diff(offsets), 0)
     for length in np.unique(lengths[lengths > 0]).tolist():
         places = np.flatnonzero(lengths == length)
-        yield places, ends[places][:, None] + np.arange(length)
+        yield places, offsets[places][:, None] + np.arange(length)
 
 
 def nested_groups(lists: pa.ListArray) -> Iterator[tuple[Places, Floats]]:
     """Lists of lists of equal length, none empty, in groups of one shape: their places, and [lists, lists, entries]."""
-    ends, inner_ends = lists.offsets.to_numpy(), lists.values.offsets.to_numpy()
-    numbers = np.where(lists.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), 0)
-    lengths = np.where(lists.values.is_valid().to_numpy(zero_copy_only=False), np.diff(inner_ends), 0)
+    offsets, inner_offsets = lists.offsets.to_numpy(), lists.values.offsets.to_numpy()
+    numbers = np.where(lists.is_valid().to_numpy(zero_copy_only=False), np.diff(offsets), 0)
+    lengths = np.where(lists.values.is_valid().to_numpy(zero_copy_only=False), np.diff(inner_offsets), 0)
     values = floats(lists.values.values)
     for number in np.unique(numbers[numbers > 0]).tolist():
         places = np.flatnonzero(numbers == number)
-        inner = ends[places][:, None] + np.arange(number)
+        inner = offsets[places][:, None] + np.arange(number)
         shortest, longest = lengths[inner].min(axis=1), lengths[inner].max(axis=1)
         for length in np.unique(shortest[shortest > 0]).tolist():
             alike = (shortest == length) & (longest == length)
-            yield places[alike], values[inner_ends[inner[alike]][:, :, None] + np.arange(length)]
+            yield places[alike], values[inner_offsets[inner[alike]][:, :, None] + np.arange(length)]
 
 
 def floats(values: pa.Array) -> Floats:

@@ -27,6 +27,7 @@ from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.training import attended_layers
 from sp_bench.measure import ledger
+from sp_bench.methods import closed_forms
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import EVERYTHING, AttentionCall, Decoder, Keeping
 from sp_bench.training.model_code import EAGER, ModelCode
@@ -122,12 +123,12 @@ def open_layers(
 def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:
     """Bytes one rank sends off-rank in one attention call, forward and backward, in the mean over layers of several
     kinds; none of a method without a closed form."""
-    return methods.attention_traffic(config, padded_len) or {}
+    return closed_forms.attention_traffic(config, padded_len) or {}
 
 
 def unpredicted_phases(config: TrialConfig, of_engine: Sequence[str]) -> tuple[str, ...]:
     """Phases whose bytes are counted only: those of the engine, and those of a method without a closed form."""
-    has_form = methods.closed_form(config.method.name) is not None
+    has_form = closed_forms.traffic(config.method.name) is not None
     return (*of_engine, *(() if has_form else ("forward", "recompute", "backward")))
 
 

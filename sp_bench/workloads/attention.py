@@ -11,6 +11,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
 from sp_bench.measure.timing import Measurement, Schedule, allocated_bytes, measure, release_memory
+from sp_bench.methods import closed_forms
 from sp_bench.oracle import delta, reduced_length, timed_length
 from sp_bench.oracle.reduced_length import Errors
 from sp_bench.oracle.timed_length import Draw, Kept, Step, budget_at
@@ -134,8 +135,8 @@ def run(job: Job) -> Measurement:
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(methods.opened, config.method, shape=shape, mesh=mesh)
         measurement.arms_ms = arms.arms(opened, kernel, step, schedule, device)
-    measurement.expected = methods.expected_work(config, config.seq_len, mesh.get_rank())
-    predicted = methods.attention_traffic(config, config.seq_len, mesh.get_rank())
+    measurement.expected = closed_forms.expected_work(config, config.seq_len, mesh.get_rank())
+    predicted = closed_forms.attention_traffic(config, config.seq_len, mesh.get_rank())
     if predicted is None:
         measurement.unpredicted = PHASES
     else:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sp_bench import engines, kernels, methods
+from sp_bench import engines, kernels
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes, train_step_traffic
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
+from sp_bench.methods import closed_forms
 from sp_bench.oracle import delta, float8, recorded, reduced_length, timed_step, training_step
 from sp_bench.oracle.first_gradient import FirstGradient
 from sp_bench.oracle.last_update import LastUpdate
@@ -177,7 +178,7 @@ def predict(measurement: Measurement, job: Job) -> None:
     config, rank = job.config, job.mesh.get_rank()
     padded_len = train.padded_seq_len(config, config.seq_len)
     measurement.predicted = predicted_traffic(config, padded_len, rank)
-    measurement.expected = methods.expected_work(config, padded_len, rank)
+    measurement.expected = closed_forms.expected_work(config, padded_len, rank)
     measurement.unpredicted = train.unpredicted_phases(config, engines.get(config.engine.name).UNPREDICTED)
 
 
@@ -326,4 +327,4 @@ def predicted_traffic(config: TrialConfig, padded_len: int, rank: int) -> Traffi
     engine = engines.get(config.engine.name)
     if config.kinds.keys() <= {"full"}:
         return engine.traffic(config, padded_len)
-    return train_step_traffic(config, methods.attention_traffic(config, padded_len, rank) or {})
+    return train_step_traffic(config, closed_forms.attention_traffic(config, padded_len, rank) or {})

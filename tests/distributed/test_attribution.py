@@ -32,6 +32,7 @@ from sp_bench.config.workload import WorkloadConfig
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger
 from sp_bench.measure.timing import Schedule
+from sp_bench.methods import closed_forms
 from sp_bench.workloads.arms import arms
 
 GQA = AttentionShape(2, 36, 12, 6, 8, True, "float64")
@@ -85,7 +86,7 @@ def check_arms(case: Case, mesh: DeviceMesh) -> None:
         (q, k, v), moved = step(case, NoKernel(), mesh)
     assert [t.shape for t in moved] == [t.shape for t in (q, q, k, v)], str(case)
     counted = {key: size for key, (_, size) in book.counts.items() if size}
-    assert counted == methods.closed_form(case.method.name)(case.method, case.shape, mesh.size()), str(case)
+    assert counted == closed_forms.traffic(case.method.name)(case.method, case.shape, mesh.size()), str(case)
 
 
 def check_no_zeros(case: Case, mesh: DeviceMesh) -> None:

@@ -20,6 +20,7 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_RANKS, attention_forward_flops, computed
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.methods import closed_forms
 from sp_bench.oracle import delta as oracle
 from sp_bench.workloads.step import attention_step
 
@@ -49,7 +50,7 @@ def check_all(rank: int, sp_size: int) -> None:
         sent = {key: size for key, (_, size) in book.counts.items() if size}
         form = OF_RANKS.get(case.method.name)
         closed = form(case.method, case.shape, sp_size, rank) if form else None
-        assert sent == (closed or methods.closed_form(case.method.name)(case.method, case.shape, sp_size)), str(case)
+        assert sent == (closed or closed_forms.traffic(case.method.name)(case.method, case.shape, sp_size)), str(case)
         assert dict(book.work.calls) == {"forward": 1, "backward": 1}, str(case)
         flops = torch.tensor(book.work.attention_flops)
         dist.all_reduce(flops)

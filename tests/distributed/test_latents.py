@@ -18,6 +18,7 @@ from sp_bench.costs.attention import OF_METHODS
 from sp_bench.costs.work import projection_flops
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.methods import closed_forms
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.timed_length import Draw, Proof
@@ -95,7 +96,7 @@ def check_all(rank: int, sp_size: int) -> None:
         assert sent == OF_METHODS[case.method.name](case.method, case.shape, sp_size), str(case)
         products = projection_flops(case.method, case.shape, sp_size, [rank], backward=True)
         assert book.work.matmul_flops == {"float64": products}, str(case)
-        calls = methods.kernel_calls(case.method, case.shape, sp_size, rank)
+        calls = closed_forms.kernel_calls(case.method, case.shape, sp_size, rank)
         assert (book.work.calls["forward"], book.work.calls["backward"]) == calls, str(case)
         with methods.opened(case.method, NoKernel(), case.shape, mesh) as attention, ledger.Ledger() as book:
             moved = attention_step(mine, attention)

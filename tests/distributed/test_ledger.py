@@ -28,6 +28,7 @@ from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger
+from sp_bench.methods import closed_forms
 
 
 def counted(case: Case, mesh: DeviceMesh) -> dict[tuple[str, str], Fraction]:
@@ -52,8 +53,8 @@ def ledger_of(case: Case, mesh: DeviceMesh) -> Ledger:
 def check(case: Case, mesh: DeviceMesh) -> Ledger:
     book, size = ledger_of(case, mesh), mesh.size()
     sent = {key: sent for key, (_, sent) in book.counts.items() if sent}
-    assert sent == methods.closed_form(case.method.name)(case.method, case.shape, size), str(case)
-    calls = methods.kernel_calls(case.method, case.shape, size, mesh.get_rank())
+    assert sent == closed_forms.traffic(case.method.name)(case.method, case.shape, size), str(case)
+    calls = closed_forms.kernel_calls(case.method, case.shape, size, mesh.get_rank())
     if calls is not None:
         assert (book.work.calls["forward"], book.work.calls["backward"]) == calls, str(case)
     return book
@@ -69,8 +70,8 @@ def check_all(rank: int, sp_size: int) -> None:
         if sp_size % 2 == 0:
             alone = WorkloadConfig("attention", "forward_backward", True, 0, 1, 48)
             config = trial(case.method, sp_size, workload=alone, num_nodes=sp_size // 2)
-            traffic = methods.closed_form(case.method.name)(case.method, case.shape, sp_size)
-            assert far == methods.between_nodes(config, traffic, rank), str(case)
+            traffic = closed_forms.traffic(case.method.name)(case.method, case.shape, sp_size)
+            assert far == closed_forms.between_nodes(config, traffic, rank), str(case)
 
 
 EIGHT = pytest.param("gloo", 8, id="gloo-8", marks=pytest.mark.faults)  # many ranks without processes are below

@@ -22,6 +22,7 @@ from sp_bench import methods
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.shape import AttentionShape
 from sp_bench.hardware import package_versions
+from sp_bench.methods import closed_forms
 
 DEEPSPEED = MethodConfig("deepspeed_ulysses")
 LAYOUTS = ("contiguous", "zigzag", "striped")
@@ -54,7 +55,7 @@ def check_uneven_heads(rank: int, sp_size: int) -> None:
         assert max(errors.values()) < 1e-13, f"{case} on rank {rank}: {errors}"
         sent: list[Any] = [None] * sp_size
         dist.all_gather_object(sent, counted(case, mesh))
-        predicted = methods.closed_form(DEEPSPEED.name)(DEEPSPEED, case.shape, sp_size)
+        predicted = closed_forms.traffic(DEEPSPEED.name)(DEEPSPEED, case.shape, sp_size)
         assert {key: sum((s[key] for s in sent), Fraction(0)) / sp_size for key in predicted} == predicted
         # one KV head more: the output of its group goes to P-1 ranks; its own Q, K and V would have gone to another
         more = hq // hkv * (sp_size - 2) - 2

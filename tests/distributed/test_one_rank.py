@@ -30,6 +30,7 @@ from sp_bench.measure import ledger, one_rank, record
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.link_clock import HostClock
 from sp_bench.measure.timing import Measurement
+from sp_bench.methods import real_rank, refusals
 
 CPU = torch.device("cpu")
 MS_A_MB = "0:0 1000000:1000"  # us of bytes: 1 ms for each megabyte
@@ -59,7 +60,7 @@ def run(join, tmp_path) -> Callable[[TrialConfig], tuple[Measurement, dict[str, 
         if dist.is_initialized():
             dist.destroy_process_group()
             meshes.cached.cache_clear()
-        join(config.world_size, methods.real_place(config), config.ranks_per_node, config.link)
+        join(config.world_size, real_rank.real_place(config), config.ranks_per_node, config.link)
         mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
         job = workloads.Job(config, mesh, CPU, lambda phase: None, tmp_path)
         measurement = workloads.get(config.workload.name).run(job)
@@ -301,7 +302,7 @@ def check_library(rank: int, method: MethodConfig, kernel: str) -> None:
     mesh = mesh_of(methods.get(method.name).layout(method, 4))
     for hkv, documents in ((8, ()), (4, ()), (8, (160, 96, 256))):
         shape = AttentionShape(1, 512, 8, hkv, 16, True, dtype, documents)
-        if documents and methods.packing_reason(method, shape):
+        if documents and refusals.packing_reason(method, shape):
             continue
         start = perf_counter()
         check(Case(method, shape, kernel), mesh)

@@ -13,6 +13,7 @@ from test_methods import cases
 from sp_bench import kernels, methods
 from sp_bench.costs.attention import OF_METHODS
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.methods import closed_forms, refusals
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.timed_length import Draw, Proof
@@ -26,7 +27,7 @@ def uneven(sp_size: int) -> Iterator[Case]:
         if number % 3 == 0:
             yield replace(case, shape=shape)
         windowed = replace(shape, causal=True, window=TOKENS)
-        if number % 5 == 0 and methods.window_reason(case.method, windowed) is None:
+        if number % 5 == 0 and refusals.window_reason(case.method, windowed) is None:
             yield replace(case, shape=windowed)
 
 
@@ -58,7 +59,7 @@ def check_all(rank: int, sp_size: int) -> None:
         if case.shape.window is None:
             assert {key: size for key, (_, size) in book.counts.items() if size} == of_all, str(case)
         assert sent <= sum(of_all.values()), str(case)
-        calls = methods.kernel_calls(case.method, case.shape, sp_size, rank)
+        calls = closed_forms.kernel_calls(case.method, case.shape, sp_size, rank)
         assert (book.work.calls["forward"], book.work.calls["backward"]) == calls, str(case)
 
 

@@ -16,6 +16,7 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_RANKS
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.methods import closed_forms, refusals
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.timed_length import Draw, Proof
@@ -32,7 +33,7 @@ def cases(sp_size: int) -> list[Case]:
     able = [
         method
         for method in (*method_configs(sp_size), MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input"))
-        if methods.window_reason(method, AttentionShape(1, length, 12, 12, 8, True, "float64", window=2)) is None
+        if refusals.window_reason(method, AttentionShape(1, length, 12, 12, 8, True, "float64", window=2)) is None
     ]
     whole = [
         Case(method, AttentionShape(batch, length, *of_heads, 8, True, "float64", window=window))
@@ -54,7 +55,7 @@ def usable(sp_size: int) -> Iterator[Case]:
     for case in cases(sp_size):
         module = methods.get(case.method.name)
         unsupported = module.unsupported_reason(case.method, case.kernel, case.shape, sp_size)
-        if unsupported is None and methods.packing_reason(case.method, case.shape) is None:
+        if unsupported is None and refusals.packing_reason(case.method, case.shape) is None:
             yield case
 
 
@@ -80,11 +81,11 @@ def check_all(rank: int, sp_size: int) -> None:
             assert error < 1e-13, f"{of_case} on rank {rank}: {name} {error}"
         book, name = ledger_of(case, mesh), case.method.name
         sent = {key: size for key, (_, size) in book.counts.items() if size}
-        of_all = methods.closed_form(name)(case.method, case.shape, sp_size)
+        of_all = closed_forms.traffic(name)(case.method, case.shape, sp_size)
         expected = OF_RANKS[name](case.method, case.shape, sp_size, rank) if name in OF_RANKS else of_all
         assert sent == expected, str(case)
         assert sum(sent.values()) <= sum(of_all.values()), str(case)
-        calls = methods.kernel_calls(case.method, case.shape, sp_size, rank)
+        calls = closed_forms.kernel_calls(case.method, case.shape, sp_size, rank)
         assert (book.work.calls["forward"], book.work.calls["backward"]) == calls, str(case)
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from sp_bench import methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
 from sp_bench.driver.derived import predicted_bytes
+from sp_bench.methods import closed_forms
 from sp_bench.planning import plan
 
 ERRORS = dict.fromkeys(("output", "dq", "dk", "dv"), 1e-7)
@@ -63,7 +63,7 @@ def record_of(config: TrialConfig, step_ms: float = STEP_MS) -> dict[str, Any]:
             "peak_host_bytes": [2**30] * ranks,
             "comm": [entry] if sent else [],
             "comm_counted_bytes": sent,
-            **methods.expected_work(config, padded_len or config.seq_len, 0).columns,
+            **closed_forms.expected_work(config, padded_len or config.seq_len, 0).columns,
             "flags": [],
             "environment": {"hostname": "here", "packages": {"torch": "2.13.0"}, "device_names": []},
         }

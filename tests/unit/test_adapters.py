@@ -13,6 +13,7 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import attention as attention_costs
+from sp_bench.methods import closed_forms
 from sp_bench.planning import plan
 
 ADAPTERS = {
@@ -108,7 +109,7 @@ def test_deepspeed_for_hugging_face_replicates_kv_heads_and_splits_none_unevenly
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 4))
 def test_deepspeed_for_hugging_face_sends_what_ulysses_does_and_eight_bytes_a_position(sp_size, kv_heads, batch):
     shape = AttentionShape(batch, 16 * sp_size, 8, kv_heads, 16, True, "bfloat16")
-    theirs = methods.closed_form("deepspeed_ulysses_hf")(MethodConfig("deepspeed_ulysses_hf"), shape, sp_size)
+    theirs = closed_forms.traffic("deepspeed_ulysses_hf")(MethodConfig("deepspeed_ulysses_hf"), shape, sp_size)
     positions = {("forward", "all_gather"): Fraction(8 * batch * 16 * (sp_size - 1))}
     assert theirs == attention_costs.add_traffic(attention_costs.ulysses_traffic(shape, sp_size, sp_size), positions)
 
@@ -136,7 +137,7 @@ def test_these_have_one_layout(name, kind):
 @given(st.sampled_from(["contiguous", "zigzag", "striped"]), st.integers(2, 64), st.integers(1, 8))
 def test_ring_flash_attn_sends_dkv_a_hop_further_than_ours_and_in_fp32(layout, sp_size, kv_heads):
     shape = AttentionShape(1, 2 * sp_size, 8 * kv_heads, kv_heads, 16, True, "bfloat16")
-    theirs = methods.closed_form("ring_flash_attn")(MethodConfig("ring_flash_attn", layout), shape, sp_size)
+    theirs = closed_forms.traffic("ring_flash_attn")(MethodConfig("ring_flash_attn", layout), shape, sp_size)
     ours = attention_costs.ring_traffic(shape, sp_size, 1, "float32")
     hop = attention_costs.kv_shard_elements(shape, sp_size) * 4
     assert theirs["forward", "send"] == ours["forward", "send"]
@@ -145,7 +146,7 @@ def test_ring_flash_attn_sends_dkv_a_hop_further_than_ours_and_in_fp32(layout, s
 
 def test_at_the_headline_shape_the_libraries_send_the_published_mebibytes():
     mib = {
-        name: sum(methods.closed_form(name)(MethodConfig(name), GQA, 8).values(), Fraction(0)) / 2**20
+        name: sum(closed_forms.traffic(name)(MethodConfig(name), GQA, 8).values(), Fraction(0)) / 2**20
         for name in ADAPTERS
     }
     assert mib == {
@@ -188,7 +189,7 @@ def test_torch_context_parallel_sends_as_ring_flash_attn_does_whichever_way_it_r
     shape = AttentionShape(1, 2 * sp_size, 8 * kv_heads, kv_heads, 16, True, "bfloat16")
     name = "torch_context_parallel"
     gathered, handed_on = (
-        methods.closed_form(name)(MethodConfig(name, layout, variant), shape, sp_size)
+        closed_forms.traffic(name)(MethodConfig(name, layout, variant), shape, sp_size)
         for variant in ("allgather", "alltoall")
     )
     assert gathered.get(("forward", "all_gather")) == handed_on.get(("forward", "all_to_all"))

@@ -14,6 +14,7 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs import attention as attention_costs
+from sp_bench.methods import closed_forms, refusals
 from sp_bench.planning import plan
 
 PACKAGES = {"yunchang": "yunchang", "transformer_engine": "transformer-engine"}
@@ -44,7 +45,7 @@ def reason(method: MethodConfig, kernel: str, shape: AttentionShape, sp_size: in
 
 
 def mebibytes(method: MethodConfig, sp_size: int) -> Fraction:
-    return sum(methods.closed_form(method.name)(method, GQA, sp_size).values(), Fraction(0)) / 2**20
+    return sum(closed_forms.traffic(method.name)(method, GQA, sp_size).values(), Fraction(0)) / 2**20
 
 
 @pytest.mark.parametrize(("name", "package"), PACKAGES.items())
@@ -96,9 +97,9 @@ def test_transformer_engine_takes_packs_with_each_document_cut_and_gathers_keys_
         reason(packed["all_gather"], "flash_attn", pack, 4)
     )
     assert reason(packed["p2p"], "flash_attn", pack, 16) is None  # whose documents are padded
-    assert methods.packing_reason(packed["p2p"], pack) is None
-    assert "use method.layout=document_zigzag" in str(methods.packing_reason(engine(), pack))
-    assert "use method.layout=zigzag" in str(methods.packing_reason(packed["p2p"], GQA))
+    assert refusals.packing_reason(packed["p2p"], pack) is None
+    assert "use method.layout=document_zigzag" in str(refusals.packing_reason(engine(), pack))
+    assert "use method.layout=zigzag" in str(refusals.packing_reason(packed["p2p"], GQA))
 
 
 @pytest.mark.usefixtures("libraries")
@@ -190,14 +191,14 @@ def test_at_the_headline_shape_the_libraries_send_these_mebibytes():
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from(["contiguous", "zigzag", "striped"]), st.booleans())
 def test_yunchang_sends_what_our_usp_does_and_dkv_a_hop_further_in_fp32(degree, layout, inner):
     placement = "ulysses_inner" if inner else "ring_inner"
-    theirs = methods.closed_form("yunchang")(yunchang(layout, "usp", degree, placement), GQA, 8)
-    ours = methods.closed_form("usp")(MethodConfig("usp", layout, None, degree, placement, "float32"), GQA, 8)
+    theirs = closed_forms.traffic("yunchang")(yunchang(layout, "usp", degree, placement), GQA, 8)
+    ours = closed_forms.traffic("usp")(MethodConfig("usp", layout, None, degree, placement, "float32"), GQA, 8)
     hop = attention_costs.kv_shard_elements(GQA, 8 // degree, degree) * 4
     assert theirs == attention_costs.add_traffic(ours, {("backward", "send"): hop if degree < 8 else Fraction(0)})
 
 
 @given(st.sampled_from([2, 4]))
 def test_transformer_engine_sends_what_our_usp_does(degree):
-    theirs = methods.closed_form("transformer_engine")(engine("a2a+p2p", degree), GQA, 8)
-    ours = methods.closed_form("usp")(MethodConfig("usp", "zigzag", None, degree, None, "input"), GQA, 8)
+    theirs = closed_forms.traffic("transformer_engine")(engine("a2a+p2p", degree), GQA, 8)
+    ours = closed_forms.traffic("usp")(MethodConfig("usp", "zigzag", None, degree, None, "input"), GQA, 8)
     assert theirs == ours

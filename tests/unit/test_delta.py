@@ -5,12 +5,13 @@ import re
 import pytest
 import torch
 
-from sp_bench import hardware, kernels, methods
+from sp_bench import hardware, kernels
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, OF_RANKS, attention_forward_flops, computed
 from sp_bench.kernels import chunked, fla
+from sp_bench.methods import real_rank
 from sp_bench.oracle import delta
 from sp_bench.planning import plan
 
@@ -91,7 +92,7 @@ def test_a_plan_names_the_methods_and_kernels_that_compute_it(make_config):
     one_rank = {"world": "one_rank", "method": "state_passing", "sp_size": 4}
     assert "use method.variant=gather" in reason(**one_rank, method__variant="chain")
     config = make_config(model="qwen3_next_linear", kernel="chunked", seq_len=4096, **one_rank)
-    assert (reason(**one_rank), methods.real_place(config)) == ("None", 3)
+    assert (reason(**one_rank), real_rank.real_place(config)) == ("None", 3)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sp_bench import methods
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks, num_blocks
 from sp_bench.config.documents import MAX_DOCUMENTS, causal_pairs, documents, from_file, longest_pack, spans
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import score_pairs
+from sp_bench.methods import refusals
 from sp_bench.planning import plan
 
 FIXED = {"workload__packing": "fixed", "workload__document_len": 128, "seq_len": 1024}
@@ -186,7 +186,7 @@ def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(m
         "yunchang": "cu_seqlens",
     }
     for name, what in lacking.items():
-        assert what in (methods.packing_reason(MethodConfig(name), striped) or "")
+        assert what in (refusals.packing_reason(MethodConfig(name), striped) or "")
 
 
 def test_only_visible_pairs_count():

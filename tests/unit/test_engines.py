@@ -26,6 +26,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.engines import requirements, zero3
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.methods import closed_forms
 from sp_bench.planning import plan
 from sp_bench.planning.overrides import choices
 from sp_bench.training import model
@@ -362,7 +363,7 @@ def test_products_are_not_counted_where_attentions_are_among_them(make):
     for kernel, is_counted in (("math", False), ("flash_attn", True)):
         for name in ("hf_deepspeed", "fsdp2"):
             config = make(name, method="deepspeed_ulysses_hf", kernel=kernel)
-            counted = methods.expected_work(config, config.seq_len, 0).matmul_flops is not None
+            counted = closed_forms.expected_work(config, config.seq_len, 0).matmul_flops is not None
             assert counted == (is_counted or name == "fsdp2")
 
 

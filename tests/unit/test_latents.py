@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from sp_bench import kernels, methods
+from sp_bench import kernels
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
@@ -16,6 +16,7 @@ from sp_bench.costs.attention import OF_METHODS, attention_forward_flops, flash_
 from sp_bench.costs.flops import step_flops
 from sp_bench.costs.work import projected_tokens, projection_flops
 from sp_bench.kernels import flash_attn_4
+from sp_bench.methods import closed_forms, real_rank
 from sp_bench.planning import plan
 from sp_bench.report import templates
 
@@ -123,7 +124,7 @@ def test_kernels_of_hopper_take_deepseeks_heads_or_say_that_they_do_not(name, ta
 def test_hardware_flops_are_those_of_the_kernel_and_of_the_up_projections(make_config, method):
     sends = {} if method == "ulysses" else {"method__sends": "latent"}
     config = make_config(model="deepseek_v2_lite", kernel="math", method=method, sp_size=4, seq_len=4096, **sends)
-    found, work = step_flops(config, 4096), methods.expected_work(config, 4096, 0)
+    found, work = step_flops(config, 4096), closed_forms.expected_work(config, 4096, 0)
     assert work.attention_flops is not None
     assert work.matmul_flops is not None
     assert found["hardware_flops"] == work.attention_flops + work.matmul_flops["float32"]
@@ -136,7 +137,7 @@ def test_the_rank_that_projects_up_most_stands_for_all_of_a_ring_of_latents(make
     ring = {"model": "deepseek_v2_lite", "kernel": "math", "method": "ring", "method__sends": "latent", "sp_size": 4}
     configs = [make_config(world="one_rank", real_rank=n, **ring) for n in (None, 0, 3)]
     assert [plan.unsupported_reason(config, None) for config in configs] == [None] * 3
-    assert [methods.is_lower_bound(config) for config in configs] == [False, False, True]
+    assert [real_rank.is_lower_bound(config) for config in configs] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from sp_bench import methods
 from sp_bench.costs.links import far_share
+from sp_bench.methods import closed_forms
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,9 @@ def test_what_leaves_a_node_is_at_most_all_and_of_one_node_nothing(make_config, 
     heads = {"model__num_heads": 8, "model__num_kv_heads": 8}
     options = {"method__ulysses_degree": 2, "method__placement": placement, "num_nodes": num_nodes}
     config = make_config(method="usp", sp_size=8, **heads, **options)
-    traffic = methods.attention_traffic(config, config.seq_len)
+    traffic = closed_forms.attention_traffic(config, config.seq_len)
     total = sum(traffic.values())
-    far = [methods.between_nodes(config, traffic, rank) for rank in range(8)]
+    far = [closed_forms.between_nodes(config, traffic, rank) for rank in range(8)]
     assert all(0 <= each <= total for each in far)
     assert (sum(far) == 0) == (num_nodes == 1)
 
@@ -43,8 +43,8 @@ def test_the_placement_changes_what_goes_between_nodes(make_config):
     def between(placement: str) -> Fraction:
         options = {"method__ulysses_degree": 4, "method__placement": placement, "num_nodes": 2}
         config = make_config(method="usp", sp_size=8, **heads, **options)
-        traffic = methods.attention_traffic(config, config.seq_len)
-        return sum(methods.between_nodes(config, traffic, rank) for rank in range(8))
+        traffic = closed_forms.attention_traffic(config, config.seq_len)
+        return sum(closed_forms.between_nodes(config, traffic, rank) for rank in range(8))
 
     assert between("ulysses_inner") != between("ring_inner")
 
@@ -53,15 +53,15 @@ def test_what_has_no_closed_form_by_node_is_not_predicted(make_config):
     options = {"sp_size": 4, "num_nodes": 2}
     for method in ("ring", "double_ring"):
         training = make_config(method=method, workload="train_step", **options)
-        assert methods.between_nodes(training, methods.attention_traffic(training, 2048), 0) is None
+        assert closed_forms.between_nodes(training, closed_forms.attention_traffic(training, 2048), 0) is None
 
 
 def by_rank(make_config, inner: int | None, **options) -> list[Fraction]:
     """The part of its bytes that each of 8 ranks on 2 nodes sends to the other node."""
     ring = {} if inner is None else {"method__inner_ring_degree": inner}
     config = make_config(method="ring" if inner is None else "double_ring", sp_size=8, num_nodes=2, **ring, **options)
-    traffic = methods.attention_traffic(config, config.seq_len)
-    return [methods.between_nodes(config, traffic, rank) / sum(traffic.values()) for rank in range(8)]
+    traffic = closed_forms.attention_traffic(config, config.seq_len)
+    return [closed_forms.between_nodes(config, traffic, rank) / sum(traffic.values()) for rank in range(8)]
 
 
 @pytest.mark.parametrize("options", [{}, {"workload__pass_kind": "forward"}, {"method__dkv_dtype": "float32"}])

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sp_bench import methods
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.machine import LinkConfig
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.links import MessageTime, curve_problem, message_time
+from sp_bench.methods import real_rank
 from sp_bench.planning import overrides, plan, proofs, sweep
 from sp_bench.planning.overrides import conf_folder
 from sp_bench.rows import names, store
@@ -96,12 +96,12 @@ PACKED = {"workload__packing": "fixed", "workload__document_len": 768, "seq_len"
 def test_one_rank_of_uneven_ones_runs_as_a_lower_bound(make_config, changes, is_lower_bound):
     config = make_config(**{"world": "one_rank", "method": "ring", "sp_size": 4, "kernel": "math"} | changes)
     assert plan.unsupported_reason(config, None) is None
-    assert methods.is_lower_bound(config) == is_lower_bound
+    assert real_rank.is_lower_bound(config) == is_lower_bound
 
 
 def test_the_real_rank_is_the_one_with_the_most_work(make_config):
     def place(**changes):
-        return methods.real_place(make_config(world="one_rank", sp_size=4, seq_len=4096, kernel="math", **changes))
+        return real_rank.real_place(make_config(world="one_rank", sp_size=4, seq_len=4096, kernel="math", **changes))
 
     ring, packed = {"method": "ring"}, {"workload__packing": "fixed", "workload__document_len": 1024}
     assert place() == place(**ring) == place(**ring, workload__causal=False, method__layout="contiguous") == 0
@@ -114,7 +114,7 @@ def test_the_real_rank_is_the_one_with_the_most_work(make_config):
     )
     assert place(**ring, **packed) == pairs.index(max(pairs))
     assert place(**ring, real_rank=1) == 1
-    assert methods.real_place(make_config()) is None
+    assert real_rank.real_place(make_config()) is None
 
 
 # the link model

@@ -16,6 +16,7 @@ from sp_bench.costs import patterns
 from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind
 from sp_bench.look import methods_table
 from sp_bench.look.methods_table import Question
+from sp_bench.methods import closed_forms
 
 from .rows import asked_for
 
@@ -60,7 +61,7 @@ def test_a_pattern_is_our_method_with_its_default_options(name: patterns.Kind, s
         cut = methods.get(name).layout(method, 8)
         split = Degrees(cut.ulysses_degree, cut.ring_degree)
         sent = patterns.closed_form(name, shape, split)
-        assert sent == by_phase(methods.closed_form(name)(method, shape, 8))
+        assert sent == by_phase(closed_forms.traffic(name)(method, shape, 8))
         assert kind(name, None, split) == name
 
 
@@ -78,7 +79,7 @@ def test_a_library_sends_its_pattern_s_bytes_and_the_declared_differences(
         for more in patterns.differences(LIBRARIES[name, variant], shape, split).values():
             for phase, size in more.items():
                 expected[phase] += size
-        assert by_phase(methods.closed_form(name)(question.method, shape, question.sp_size)) == expected, question
+        assert by_phase(closed_forms.traffic(name)(question.method, shape, question.sp_size)) == expected, question
 
 
 @each_library

@@ -21,7 +21,7 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.nccl import outside_bytes
-from sp_bench.methods import outside_allocator
+from sp_bench.methods.closed_forms import outside_allocator
 from sp_bench.planning import overrides, sweep
 from sp_bench.planning.device_time import peak_device
 from sp_bench.planning.search import (

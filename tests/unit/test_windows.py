@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import kernels, methods
+from sp_bench import kernels
 from sp_bench.attention.layouts import (
     SequenceLayout,
     borders,
@@ -31,6 +31,7 @@ from sp_bench.config.windows import Window, visible_pairs, whole
 from sp_bench.costs.attention import border_tokens, score_pairs
 from sp_bench.costs.training import attended_layers, train_step_traffic
 from sp_bench.kernels import math as by_definition
+from sp_bench.methods import closed_forms, real_rank
 from sp_bench.planning import plan
 
 KINDS = ("contiguous", "zigzag", "striped")
@@ -230,7 +231,7 @@ def test_the_border_of_gpt_oss_on_8_ranks_is_a_quarter_of_a_mebibyte():
     shape = AttentionShape(1, 131_072, 64, 8, 64, True, "bfloat16", window=128)
 
     def forward(method: MethodConfig) -> float:
-        traffic = methods.closed_form(method.name)(method, shape, 8)
+        traffic = closed_forms.traffic(method.name)(method, shape, 8)
         return float(sum(size for (phase, _), size in traffic.items() if phase == "forward")) / 2**20
 
     assert forward(MethodConfig("ring", "contiguous", dkv_dtype="input")) == pytest.approx(0.248, abs=1e-3)
@@ -348,9 +349,9 @@ def test_a_step_computes_and_sends_what_its_layers_do(make_config):
         model = {"model__layers": layers, "model__window": layers and 128, "model__num_layers": number}
         at = {"kernel": "math", "method": method, "method__layout": layout, "sp_size": 4}
         config = make_config(workload="train_step", workload__activation_checkpointing="full", **model, **at)
-        sent = train_step_traffic(config, methods.attention_traffic(config, 2048, 1) or {})
+        sent = train_step_traffic(config, closed_forms.attention_traffic(config, 2048, 1) or {})
         forward = sum(size for (phase, _), size in sent.items() if phase in ("forward", "recompute", "backward"))
-        work = methods.expected_work(config, 2048, 1)
+        work = closed_forms.expected_work(config, 2048, 1)
         assert work.kernel_calls is not None
         return [forward, work.attention_flops, *work.kernel_calls]
 
@@ -366,16 +367,16 @@ def test_a_layout_by_kind_converts_the_layers_with_a_window(make_config):
     shape = AttentionShape(1, 131_072, 64, 8, 64, True, "bfloat16", window=128)
 
     def sent(layout: str) -> float:
-        traffic = methods.closed_form("ring")(MethodConfig("ring", layout, dkv_dtype="input"), shape, 8)
+        traffic = closed_forms.traffic("ring")(MethodConfig("ring", layout, dkv_dtype="input"), shape, 8)
         return float(sum(traffic.values())) / 2**20
 
     converting = sent("zigzag_by_kind") - sent("contiguous")
     assert converting == 2 * 131_072 / 8 * 144 * 64 * 2 / 2**20  # all tokens of the busiest rank
     assert converting > 700 * (sent("zigzag") - sent("contiguous"))
-    assert methods.closed_form("ring")(
+    assert closed_forms.traffic("ring")(
         MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input"), replace(shape, window=None), 8
     ) == (
-        methods.closed_form("ring")(MethodConfig("ring", "zigzag", dkv_dtype="input"), replace(shape, window=None), 8)
+        closed_forms.traffic("ring")(MethodConfig("ring", "zigzag", dkv_dtype="input"), replace(shape, window=None), 8)
     )
     at = {"kernel": "math", "method__layout": "zigzag_by_kind", "sp_size": 4}
     assert plan.unsupported_reason(make_config(method="ring", **at, **HYBRID), None) is None
@@ -394,7 +395,7 @@ def test_one_real_rank_of_a_hybrid_step_computes_its_own_part(make_config, layou
     def work(rank: int | None, world: str = "one_rank"):
         at = {"kernel": "math", "method": "ring", "method__layout": layout, "sp_size": 4, "world": world}
         config = make_config(**{**HYBRID, **at}, real_rank=rank)
-        return methods.expected_work(config, 2048, methods.real_place(config) or 0).attention_flops
+        return closed_forms.expected_work(config, 2048, real_rank.real_place(config) or 0).attention_flops
 
     ranks = [work(rank) for rank in range(4)]
     assert sum(ranks) == work(None, "ranks")

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
 from sp_bench.analysis.grades import Grade, grade
+from sp_bench.analysis.identifiers import RECOMPUTED
 from sp_bench.analysis.metrics import memory_gib, mj_per_token, sent_gib
 from sp_bench.analysis.ratios import of_one_machine
 from sp_bench.analysis.selection import select
@@ -29,7 +30,7 @@ from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.workload import TRAINING
 from sp_bench.formats import counted, whole
 from sp_bench.report.anonymous import anonymous
-from sp_bench.report.explorer.verdicts import RECOMPUTED, Verdict, stack, verdicts
+from sp_bench.report.explorer.verdicts import Verdict, stack, verdicts
 from sp_bench.report.figures.style import colour
 from sp_bench.report.setting_tables import rate_of
 from sp_bench.rows import campaign_file

@@ -7,15 +7,14 @@ from typing import Any
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.grades import A, B
+from sp_bench.analysis.identifiers import CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD, RECOMPUTED
 from sp_bench.analysis.ladder import of_place
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import fastest, ranked
 from sp_bench.analysis.settings import AHEAD, QUESTION, TIE, Difference, Setting
 from sp_bench.config.workload import TRAINING
 
-RECOMPUTED = "workload.activation_checkpointing"
-# Equal where stacks are compared
-_SAVED_ALIKE = (RECOMPUTED, "workload.checkpoint_offload", "engine.optimizer_offload")
+_SAVED_ALIKE = (RECOMPUTED, CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD)  # equal where stacks are compared
 
 
 @dataclass(frozen=True)

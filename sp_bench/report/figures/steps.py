@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.identifiers import RECOMPUTED
 from sp_bench.analysis.ladder import chosen, each_adds_one, of_place
 from sp_bench.analysis.ratios import by_speed
 from sp_bench.analysis.settings import Setting
@@ -160,7 +161,7 @@ def _is_step(cell: Cell) -> bool:
 def part_ms(cell: Cell, column: str, parts: Sequence[str]) -> dict[str, float]:
     """Milliseconds of each part of one step: mean over ranks, median over replicates. Empty if unknown."""
     known = [ranks for row in cell.measured if (ranks := listed(row[column]))]
-    if column == "part_ms" and cell.options.get("workload.activation_checkpointing") not in (None, "none"):
+    if column == "part_ms" and cell.options.get(RECOMPUTED) not in (None, "none"):
         known = [
             ranks for ranks in known if any(rank["recompute"] for rank in ranks)
         ]  # old rows have 0: recomputation counted as backward

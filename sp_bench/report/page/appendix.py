@@ -19,7 +19,7 @@ from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.statistics import Interval
 from sp_bench.analysis.time_parts import Attribution, Part, attributions
 from sp_bench.config.workload import COMPARED
-from sp_bench.formats import MISSING, counted, in_bytes, number, whole
+from sp_bench.formats import MISSING, counted, in_bytes, number, span, whole
 from sp_bench.hardware import public_value
 from sp_bench.report import held_tables
 from sp_bench.report.published import beside
@@ -371,14 +371,11 @@ def _states(cell: Cell) -> list[Mapping[str, Any]]:
 def _span(head: str, read: Callable[[Cell], Iterable[float | None]]) -> Column[Cell]:
     """A column: the smallest to the largest value over ranks and replicates."""
 
-    def span(cell: Cell) -> str | None:
-        known = sorted(value for value in read(cell) if value is not None)
-        if not known:
-            return None
-        low, high = number(known[0]), number(known[-1])
-        return low if low == high else f"{low} to {high}"
+    def of_cell(cell: Cell) -> str | None:
+        known = [value for value in read(cell) if value is not None]
+        return span(known, number) if known else None
 
-    return Column(head, span)
+    return Column(head, of_cell)
 
 
 DEVICE: tuple[Column[Cell], ...] = (
