@@ -66,6 +66,22 @@ def opened(source: Path | pa.BufferReader) -> pq.ParquetFile:
     return pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
 
 
+def require_in_order(metadata: pq.FileMetaData) -> None:
+    """Each column of a file of ours begins where the one before it ends: another place may hold another's values.
+    All columns were read before: asked for one that cannot be, pyarrow 26 crashes.
+
+    Raises:
+        ValueError: one begins elsewhere.
+    """
+    end = len(b"PAR1")
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            begin = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+            if begin != end:
+                raise ValueError(f"damaged: {column.path_in_schema} begins at byte {begin:,} instead of {end:,}")
+            end = begin + column.total_compressed_size
+
+
 def stays(path: Path, root: Path) -> bool:
     """Whether `path` is inside `root` once links are followed; a loop of links leads nowhere."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
@@ -94,6 +110,8 @@ def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
         found = _within_limit(file, wanted)
         found.validate(full=True)
         require_dates(found)
+        if found.num_columns == len(present):
+            require_in_order(file.metadata)
     except (pa.ArrowException, OSError, OverflowError) as error:
         raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
     return found

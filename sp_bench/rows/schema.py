@@ -392,3 +392,5 @@ COLUMNS = (
 SCHEMA = pa.schema(
     [pa.field(c.name, c.type) for c in COLUMNS], metadata={"sp_bench.schema_version": str(SCHEMA_VERSION)}
 )
+# Fields inside columns that older rows have: the schema version from which on no row does.
+RETIRED = {f"peak_parts_bytes.{name}": 5 for name in ("before", "loss", "optimizer", "parameters")}

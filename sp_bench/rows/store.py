@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.rows import packed, plans, proofs
-from sp_bench.rows.digest import DIGEST, damaged, digests
+from sp_bench.rows.digest import DIGEST, SINCE, damaged, digests
 from sp_bench.rows.packed import LEADS_OUT, NO_FILE, stays
 from sp_bench.rows.row import as_written_today, needed_to_read
-from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
+from sp_bench.rows.schema import RETIRED, SCHEMA, SCHEMA_VERSION
 from sp_bench.testing.kill_points import reach
 
 WORK = "_work"  # where all lies that is not a row
@@ -32,9 +32,11 @@ UNCOMMITTED = "row.parquet"  # a row's file inside its claim
 STATUSES = ("ok", "unsupported", "oom", "timeout", "incorrect", "error", "preempted")
 
 IDENTITY = ("status", "trial_id", "env_id", "attempt")  # what a file's name says of its row
+VERSION = "schema_version"  # the column
 PART = 200  # files that are read as one piece
 DAMAGED = "its values are not those that were written (its digest differs)"
 FOREIGN = "not a row (its name has another form)"
+_LEFT_OUT = "columns of another schema left out"
 MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
 MARK = b"sp_bench.schema_version"  # of every file that `write` made
 # With any status: those of a newer schema are read too.
@@ -261,9 +263,10 @@ def read(
     """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
 
     Where all columns are read, a row whose values are not those of its digest is none.
-    Old rows are returned as they would be written today; further columns that one lacks are null. Columns of a newer
-    schema that we do not know are dropped and named. Only `columns` are read. `executor`: processes that share the
-    files; threads do not help. `progress` hears of files read. `names`: of the files that are read; None: of all.
+    Old rows are returned as they would be written today; further columns that one lacks are null. Columns and fields of
+    a newer schema that we do not know are dropped and named; a row from before digests that has one is damaged. Only
+    `columns` are read. `executor`: processes that share the files; threads do not help. `progress` hears of files read.
+    `names`: of the files that are read; None: of all.
 
     Raises:
         OSError: `folder` is missing, not a folder or not readable.
@@ -300,7 +303,7 @@ def _read_pack(
 ) -> tuple[pa.Table, list[str], list[str]]:
     """The packed rows that are not among `files`, their names, and problems."""
     try:
-        rows = packed.table(folder, [*schema.names, *IDENTITY])
+        rows = packed.table(folder, [*schema.names, *IDENTITY, VERSION])
         if absent := [column for column in IDENTITY if column not in rows.column_names]:
             raise ValueError(f"not a pack of rows (it has no {', '.join(absent)})")
         every = rows[packed.FILE_NAME].to_pylist()
@@ -317,16 +320,22 @@ def _read_pack(
             if name == expected and first[name] == i and name not in files and (names is None or name in names)
         ]
         wrong = [name for name, expected in zip(every, wanted, strict=True) if name != expected]
-        if len(kept) < len(every):
-            rows = rows.take(pa.array(kept, pa.int64()))
-        table = _conform(rows, schema)
+        versions = _versions(rows)
+        conformed, fields = _conform(rows, schema, max(versions, default=0))
+        unknown = _unknown(packed.columns(folder) - {packed.FILE_NAME}, fields, min(versions, default=0))
+        older = {i for i in kept if unknown and versions[i] < SINCE}
+        kept = [i for i in kept if i not in older]
+        table = conformed.take(pa.array(kept, pa.int64())) if len(kept) < len(every) else conformed
     except (ValueError, pa.ArrowException) as error:
         return schema.empty_table(), [], [f"{packed.PACK}: {shown(str(error))}; skipped"]
     lines = [f"{packed.PACK}: {shown(str(name))} is not the row of this name; skipped" for name in wrong]
     if again := len(every) - len(first):
         lines.append(f"{packed.PACK}: {again:,} rows stand in it again; each counts once")
-    if unknown := sorted(packed.columns(folder) - {*SCHEMA.names, packed.FILE_NAME}):
-        lines.append(f"{packed.PACK}: columns of another schema left out: {shown(', '.join(unknown))}")
+    if unknown:
+        lines.append(f"{packed.PACK}: {_LEFT_OUT}: {shown(', '.join(unknown))}")
+    if older:
+        rows_are = "1 row is" if len(older) == 1 else f"{len(older):,} rows are"
+        lines.append(f"{packed.PACK}: damaged: {rows_are} older than these columns; skipped")
     return table, [every[i] for i in kept], lines
 
 
@@ -347,8 +356,7 @@ def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list
         else:
             tables.append(table)
             files.append(path.name)
-            left_out = shown(", ".join(unknown))
-            problems += [f"{shown(path.name)}: columns of another schema left out: {left_out}"] if unknown else []
+            problems += [f"{shown(path.name)}: {_LEFT_OUT}: {shown(', '.join(unknown))}"] if unknown else []
     return joined(tables, schema).combine_chunks(), files, problems
 
 
@@ -385,33 +393,88 @@ def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
         raise ValueError(f"not a row (it unpacks to {size:,} bytes; at most {MAX_ROW_BYTES:,})")
     if MARK not in (metadata.metadata or {}):
         file.scan_contents()  # raises where another tool's metadata is damaged; asked for it, pyarrow 26 would crash
-    wanted = [column for column in (*schema.names, *IDENTITY) if column in columns]
+    wanted = [column for column in (*schema.names, *IDENTITY, VERSION) if column in columns]
     table = file.read(columns=list(dict.fromkeys(wanted)), use_threads=False)
     packed.require_dates(table)
     table.validate(full=True)  # text that is no UTF-8 would be found where no file is known any more
-    row = _conform(table, schema)
+    if table.num_columns == len(columns):
+        packed.require_in_order(metadata)
+    (version,) = _versions(table)
+    row, fields = _conform(table, schema, version)
+    unknown = _unknown(columns, fields, version)
+    if unknown and version < SINCE:
+        raise ValueError(f"damaged: no row of schema version {version} has {shown(', '.join(unknown))}")
     says = RowName(*(table[column][0].as_py() for column in ("trial_id", "env_id", "attempt", "status")))
     if says != name:
         raise ValueError(f"not a row of this name (its columns say {shown(says.file_name)})")
-    return row, sorted(columns - set(SCHEMA.names))
+    return row, unknown
 
 
-def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def _versions(rows: pa.Table) -> list[int]:
+    """The schema version of each row; 0: it says none."""
+    if VERSION not in rows.column_names or rows[VERSION].type != SCHEMA.field(VERSION).type:
+        return [0] * rows.num_rows
+    return rows[VERSION].fill_null(0).to_pylist()
+
+
+def _unknown(columns: Collection[str], fields: Collection[str], version: int) -> list[str]:
+    """Which of a file's columns and fields (`column.field`) no row of this version has. A newer row may have them. Rows
+    from before digests get no new ones: there it is damage, which nothing else would find."""
+    names = {*columns, *fields}.difference(SCHEMA.names)
+    return sorted(name for name in names if version >= RETIRED.get(name, 0))
+
+
+def _conform(table: pa.Table, schema: pa.Schema, version: int) -> tuple[pa.Table, list[str]]:
+    """The table with the columns of `schema`, and the fields (`column.field`) that it left out. Rows of a version that
+    we know have its types.
+
+    Raises:
+        ValueError: a column is there twice, or has values of another type.
+    """
     if table.schema.equals(schema):  # casting column by column takes longer than reading the file
-        return table
+        return table, []
     found = dict(zip(table.column_names, table.columns, strict=True))  # pyarrow takes 0.2 ms to find a name
     if len(found) < table.num_columns:
         raise ValueError("not a row (it has a column twice)")
-    columns = []
+    columns, left_out = [], []
     for field in schema:
         column = found.get(field.name)
         if column is None:
-            columns.append(pa.nulls(table.num_rows, field.type))
-            continue
-        if column.type != field.type and not _same_kind(column.type, field.type):
-            raise ValueError(f"not a row (its {field.name} is {shown(column.type)}, not {field.type})")
-        columns.append(column if column.type == field.type else _cast(column, field.type))
-    return pa.table(columns, schema=schema)
+            column = pa.nulls(table.num_rows, field.type)
+        elif column.type != field.type:
+            if version <= SCHEMA_VERSION:
+                left_out += _beyond(field.name, column.type, field.type)
+            elif not _same_kind(column.type, field.type):
+                raise _of_another_type(field.name, column.type, field.type)
+            column = _cast(column, field.type)
+        columns.append(column)
+    return pa.table(columns, schema=schema), left_out
+
+
+def _beyond(name: str, found: pa.DataType, wanted: pa.DataType) -> Iterator[str]:
+    """The fields of structs that only the type that was found has, by dotted name.
+
+    Raises:
+        ValueError: what both have is of another type, or a field is there twice.
+    """
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        yield from _beyond(name, found.value_type, wanted.value_type)
+    elif pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        if len({field.name for field in found}) < found.num_fields:
+            raise ValueError(f"not a row (its {name} has a field twice)")
+        kinds = {field.name: field.type for field in wanted}
+        for field in found:
+            path = f"{name}.{field.name}"
+            if field.name in kinds:
+                yield from _beyond(path, field.type, kinds[field.name])
+            else:
+                yield path
+    elif found != wanted:
+        raise _of_another_type(name, found, wanted)
+
+
+def _of_another_type(name: str, found: pa.DataType, wanted: pa.DataType) -> ValueError:
+    return ValueError(f"not a row (its {name} is {shown(str(found))}, not {wanted})")
 
 
 def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:

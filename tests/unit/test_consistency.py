@@ -257,6 +257,76 @@ def test_damage_on_the_disk_is_named_and_gives_no_other_value(tmp_path, packs, w
     assert num_named > 15  # the others hit bytes that nothing reads, of which a small file has many
 
 
+BEFORE_DIGESTS = ("h100_kernels", "h200x2_same_kernel", "h200x2_transformer_engine", "cpu_packed_gate")  # 1 to 4
+
+
+@pytest.mark.parametrize("campaign", BEFORE_DIGESTS)
+def test_a_damaged_footer_of_a_row_from_before_digests_gives_no_other_value(tmp_path, campaign):
+    """One byte of it is another: in a name, a type, a place or a length."""
+    rows = packed.table(RESULTS / campaign)
+    at = rows["status"].to_pylist().index("ok")
+    row = rows.slice(at, 1).drop_columns(packed.FILE_NAME)
+    path = tmp_path / rows[packed.FILE_NAME][at].as_py()
+    with open(path, "wb") as file:
+        store.write_table(row, file, row.schema)
+    data, written = path.read_bytes(), repr(store.read(tmp_path)[0].to_pylist())
+    footer = len(data) - int.from_bytes(data[-8:-4], "little") - 8
+    draw, num_skipped = random.Random(campaign), 0
+    for at in draw.sample(range(footer, len(data)), 120):
+        wrong = data[at] ^ draw.choice([1 << draw.randrange(8), draw.randrange(1, 256)])
+        path.write_bytes(data[:at] + bytes([wrong]) + data[at + 1 :])
+        table, problems = store.read(tmp_path)
+        assert problems or repr(table.to_pylist()) == written, (at - footer, wrong)
+        num_skipped += not table.num_rows
+    assert num_skipped > 40  # the others hit bytes that nothing reads, as a column's encodings
+
+
+def _with_field(table: pa.Table, change) -> pa.Table:
+    """The table whose field `comm.counted_bytes` is another one."""
+    place = table.schema.get_field_index("comm")
+    fields = [
+        change(field) if field.name == "counted_bytes" else field for field in table.schema.field(place).type.value_type
+    ]
+    column = table["comm"].combine_chunks()
+    parts = [part.cast(field.type) for part, field in zip(column.values.flatten(), fields, strict=True)]
+    entries = pa.StructArray.from_arrays(parts, fields=fields)
+    return table.set_column(place, "comm", pa.ListArray.from_arrays(column.offsets, entries))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda field: field.with_name("bounted_bytes"), "comm.bounted_bytes"),
+        (lambda field: field.with_name("predicted_bytes"), "its comm has a field twice"),
+        (lambda field: field.with_type(pa.float32()), "its comm.counted_bytes is float, not double"),
+    ],
+    ids=["unknown name", "name of another", "type"],
+)
+def test_a_damaged_field_of_old_rows_is_named_and_they_are_skipped(tmp_path, change, words):
+    rows = _with_field(packed.table(RESULTS / "h100_kernels").slice(0, 3), change)
+    pq.write_table(rows, tmp_path / packed.PACK)
+    table, problems = store.read(tmp_path)
+    assert (table.num_rows, words in " ".join(problems)) == (0, True)
+    (tmp_path / packed.PACK).unlink()
+    first = rows.slice(0, 1)
+    pq.write_table(first.drop_columns(packed.FILE_NAME), tmp_path / first[packed.FILE_NAME][0].as_py())
+    table, problems = store.read(tmp_path)
+    assert (table.num_rows, words in problems[0]) == (0, True)
+
+
+def test_a_damaged_column_of_a_pack_costs_the_rows_that_no_newer_version_can_have_written(tmp_path):
+    rows = packed.table(RESULTS / "h100_kernels").slice(0, 3)
+    versions = pa.array([1, store.SCHEMA_VERSION, store.SCHEMA_VERSION + 1])
+    rows = rows.set_column(rows.column_names.index("schema_version"), "schema_version", versions)
+    pq.write_table(rows.append_column("of_tomorrow", pa.array([7, 7, 7])), tmp_path / packed.PACK)
+    table, problems = store.read(tmp_path, store.IDENTITY)
+    assert table["trial_id"].to_pylist() == rows["trial_id"].to_pylist()[1:]
+    assert problems == [
+        "packed.parquet: columns of another schema left out: of_tomorrow",
+        "packed.parquet: damaged: 1 row is older than these columns; skipped",
+    ]
+
+
 def test_a_damaged_file_is_not_packed(tmp_path):
     damaged = min(commit([row(), row(replicate=1)], tmp_path).glob("*.parquet"))
     table = pq.read_table(damaged)
