@@ -121,7 +121,8 @@ class Keeping(NamedTuple):
     offload: Offload | None = None  # workload.checkpoint_offload
 
 
-_AROUND_DOWN, _IN_FP8 = ("_hidden", "_swiglu", "_hidden_of"), ("_after", "_gate_and_up", "_down")
+_AROUND_DOWN = "_before", "_hidden", "_swiglu", "_hidden_of"
+_IN_FP8 = "_attention_normed", "_inputs", "_mlp", "_gate_and_up", "_down"
 
 
 class Block(nn.Module):
@@ -139,8 +140,9 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config)
         # The product with `down` is in none of them: a layer that is recomputed can stop before it. In FP8 it cannot,
-        # and what rounds the factors of a product is compiled with what makes them.
-        parts = ("_before", "_normed", *(_IN_FP8 if code.rounds_factors else _AROUND_DOWN))
+        # and what rounds the factors of a product is compiled with what makes them; but not with a norm, whose backward
+        # goes through a row at a time: what it transposes on the way it would store one byte at a time.
+        parts = ("_normed", *(_IN_FP8 if code.rounds_factors else _AROUND_DOWN))
         for name in parts:
             setattr(self, name, code.part(getattr(self, name)))
 
@@ -190,8 +192,14 @@ class Block(nn.Module):
         """x [B,s,h] and the attention's output [B,s,Hq,D] -> the layer's output [B,s,h]."""
         if self.mlp_tile_tokens:
             return self._in_tiles(self._projected(x, attended))
+        if self.code.rounds_factors:
+            x, normed = self._normed(x, attended)
+            return x + self._mlp(normed)
         x, hidden = self._hidden(x, attended)
         return x + self.feed_forward.down(hidden)
+
+    def _mlp(self, normed: Tensor) -> Tensor:
+        return Block._down(self, *Block._gate_and_up(self, normed))
 
     def _gate_and_up(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         return self.feed_forward.gate(normed), self.feed_forward.up(normed)
@@ -201,7 +209,13 @@ class Block(nn.Module):
 
     def _before(self, x: Tensor, rope: Rotation) -> tuple[Tensor, ...]:
         """x [B,s,h] -> what its attention takes."""
-        return self.attention.inputs(self.code.norm(x, self.attention_norm), rope, self.code)
+        return self._inputs(self._attention_normed(x), rope)
+
+    def _attention_normed(self, x: Tensor) -> Tensor:
+        return self.code.norm(x, self.attention_norm)
+
+    def _inputs(self, normed: Tensor, rope: Rotation) -> tuple[Tensor, ...]:
+        return self.attention.inputs(normed, rope, self.code)
 
     def _hidden(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream after the attention [B,s,h], and what the MLP's last product takes."""

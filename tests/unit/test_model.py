@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -18,7 +19,7 @@ from sp_bench.attention.autograd import differentiable
 from sp_bench.config.model import ModelConfig
 from sp_bench.oracle.decoder import turn_per_token
 from sp_bench.training.model import Decoder, Keeping, initialise
-from sp_bench.training.model_code import rotate
+from sp_bench.training.model_code import EAGER, rotate
 from sp_bench.training.offload import ALIGNMENT, Offload, host_memory
 from sp_bench.training.rotary import frequencies, rotation
 
@@ -280,3 +281,42 @@ def test_matrices_keep_the_scale_of_their_input_and_norms_begin_at_one() -> None
             assert float(parameter.detach().std() * parameter.shape[1] ** 0.5) == pytest.approx(1.0, rel=0.05), name
         else:
             assert torch.all(parameter == (0.0 if "bias" in name else 1.0)), name
+
+
+def test_in_fp8_no_part_that_is_compiled_rounds_what_its_own_norm_made():
+    """The backward of a norm would store what it transposes one byte at a time."""
+    seen: list[str] = []
+
+    def part(called):
+        def and_seen(*inputs):
+            seen.append("part")
+            return called(*inputs)
+
+        return and_seen
+
+    def multiplied_after_a_norm(*, rounds_factors: bool) -> bool:
+        seen.clear()
+        model = Decoder(TINY, ATTENTION, code=replace(EAGER, part=part, rounds_factors=rounds_factors)).double()
+        for module in model.blocks.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.RMSNorm):
+                wide = module.weight.shape[-1] == TINY.hidden_size
+                name = "product" if isinstance(module, torch.nn.Linear) else "norm" if wide else "norm of a head"
+                module.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
+        model(torch.zeros(1, 4, dtype=torch.long), torch.arange(4))
+        assert seen.count("product") == 7 * TINY.num_layers
+        return any(pair == ("norm", "product") for pair in pairwise(seen))
+
+    assert multiplied_after_a_norm(rounds_factors=False)
+    assert not multiplied_after_a_norm(rounds_factors=True)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", *CHECKPOINTING])
+def test_the_parts_of_a_layer_in_fp8_compute_the_same_layer(checkpointing: str) -> None:
+    tokens, found = torch.arange(12).reshape(1, 12), []
+    for rounds_factors in (False, True):
+        code = replace(EAGER, rounds_factors=rounds_factors)
+        model = Decoder(TINY, ATTENTION, Keeping(checkpointing), code).double()
+        initialise(model, 0)
+        model(tokens, torch.arange(12)).square().sum().backward()
+        found.append({name: each.grad for name, each in model.named_parameters()})
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
