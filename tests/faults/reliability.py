@@ -37,6 +37,10 @@ LIES, LIES_TEST = "Lies", r"lies/test_lies.*::test_a_lie_"  # a part of their ow
 RELYING_TEST = "test_a_lie_told_by_a_trial_that_relies_on_an_honest_proof_ends_as_it_must"  # one of them
 CLUSTER, CLUSTER_TEST = "Cluster", r"cluster/test_nodes.*::test_a_sweep_of_24_trials"  # after them
 MATRIX_TEST = "test_every_fault_ends_as_written_down_and_the_next_trial_is_ok"
+HEAD = (
+    "Written by `pytest -m faults --write-reliability`: what was tried, how often, and what came of it. A run writes "
+    "the sections that it tried; each says when and at which commit that was."
+)
 PACKAGES = ("torch", "numpy", "pyarrow", "hydra-core", "psutil", "hypothesis", "pytest")
 
 
@@ -111,17 +115,34 @@ def _section(nodeid: str) -> str | None:
 
 
 def renewed(before: str, outcomes: dict[str, Outcome], seconds: float) -> str:
-    """The page `before`, with the parts that this run tried written anew: the lies, the cluster, the rest, or all."""
-    lies, cluster = ([o for o in outcomes.values() if o.section == section] for section in (LIES, CLUSTER))
-    rest = {key: o for key, o in outcomes.items() if o.section not in (LIES, CLUSTER)}
-    before, cluster_heading, old_cluster = before.partition(f"## {CLUSTER}\n")
-    old_rest, lies_heading, old_lies = before.partition(f"## {LIES}\n")
-    parts = [
-        page(rest, seconds) if rest else old_rest,
-        lies_part(lies, seconds) if lies else lies_heading + old_lies,
-        cluster_part(cluster[0], seconds) if cluster else cluster_heading + old_cluster,
+    """The page `before`, with the sections that this run tried written anew. Others keep their words, and with them the
+    commit that they are of."""
+    intro, *old = before.split("\n## ")
+    parts = {text.partition("\n")[0]: f"## {text.rstrip()}" for text in old}
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in intro.splitlines() if line.startswith("| ")}
+    when = _when_and_where(seconds)
+    for section in (*SECTIONS, LIES, CLUSTER):
+        chosen = {key: o for key, o in outcomes.items() if o.section == section}
+        if not chosen:
+            continue
+        if section == LIES:
+            parts[section] = lies_part([*chosen.values()], when).rstrip()
+        elif section == CLUSTER:
+            parts[section] = cluster_part(next(iter(chosen.values())), when).rstrip()
+        else:
+            lines[section] = _summary(section, [*chosen.values()])
+            matrix = {key: o for key, o in chosen.items() if o.name == MATRIX_TEST}
+            beside = [o for o in chosen.values() if o.name != MATRIX_TEST]
+            body = [*_matrix(matrix), "### Beside the matrix"] if section == "Fault matrix" else []
+            parts[section] = "\n\n".join([f"## {section}", when, *body, _tests(beside)])
+    table = [
+        "| section | tests | cases tried | passed | failed | skipped | commit |",
+        "|---|--:|--:|--:|--:|--:|---|",
+        *(lines.get(section, f"| {section} |{' not run |' * 5}  |") for section in SECTIONS),
     ]
-    return "\n".join(part.rstrip("\n") + "\n" for part in parts if part)
+    written = (parts.get(section, f"## {section}\n\nNot run.") for section in SECTIONS)
+    last = (parts[section] for section in (LIES, CLUSTER) if section in parts)
+    return "\n\n".join(["# Reliability", HEAD, "\n".join(table), *written, *last]) + "\n"
 
 
 def _when_and_where(seconds: float) -> str:
@@ -135,28 +156,12 @@ def _when_and_where(seconds: float) -> str:
     )
 
 
-def page(outcomes: dict[str, Outcome], seconds: float) -> str:
-    parts = [
-        "# Reliability",
-        "Written by `pytest -m faults --write-reliability`: what was tried, how often, and what came of it.",
-        _when_and_where(seconds),
-        _summary(outcomes),
-        *_matrix({key: o for key, o in outcomes.items() if o.name == MATRIX_TEST}),
-    ]
-    for section in SECTIONS:
-        chosen = [o for o in outcomes.values() if o.section == section and o.name != MATRIX_TEST]
-        parts += [f"## {section}" if section != "Fault matrix" else "### Beside the matrix", _tests(chosen)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _summary(outcomes: dict[str, Outcome]) -> str:
-    lines = ["| section | tests | cases tried | passed | failed | skipped |", "|---|--:|--:|--:|--:|--:|"]
-    for section in SECTIONS:
-        chosen = [o for o in outcomes.values() if o.section == section]
-        passed, skipped = sum(o.passed for o in chosen), sum(o.skipped for o in chosen)
-        counts = (len(chosen), sum(o.tried for o in chosen), passed, len(chosen) - passed - skipped, skipped)
-        lines.append(f"| {section} | {' | '.join(f'{count:,}' if chosen else 'not run' for count in counts)} |")
-    return "\n".join(lines)
+def _summary(section: str, outcomes: Sequence[Outcome]) -> str:
+    passed, skipped = sum(o.passed for o in outcomes), sum(o.skipped for o in outcomes)
+    counts = (len(outcomes), sum(o.tried for o in outcomes), passed, len(outcomes) - passed - skipped, skipped)
+    return (
+        f"| {section} | {' | '.join(f'{count:,}' for count in counts)} | {git.short(git.state()[0] or 'unknown', 12)} |"
+    )
 
 
 def _tests(outcomes: Sequence[Outcome]) -> str:
@@ -185,7 +190,6 @@ def _matrix(outcomes: dict[str, Outcome]) -> Iterator[str]:
     ran = [cell for cell in MATRIX if str(cell) in by_cell]
     as_expected = sum(by_cell[str(cell)].passed for cell in ran)
     followed = sum(by_cell[str(cell)].properties.get("next") == "ok" for cell in ran)
-    yield "## Fault matrix"
     yield (
         f"{len(EXPECTED)} kinds of fault x {len(RANKS)} choices of the two ranks x {len(faults.PHASES)} phases, each "
         "injected once into a real trial of two gloo ranks, one campaign for all. A cell is as expected if its "
@@ -199,7 +203,7 @@ def _matrix(outcomes: dict[str, Outcome]) -> Iterator[str]:
     yield "\n".join(_cells(by_cell))
 
 
-def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
+def lies_part(outcomes: Sequence[Outcome], when: str) -> str:
     ran = [o for o in outcomes if not o.skipped and o.name != RELYING_TEST]
     relying = [o for o in outcomes if not o.skipped and o.name == RELYING_TEST]
     left_out = [o for o in outcomes if o.skipped]
@@ -219,7 +223,7 @@ def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
     return "\n\n".join(
         [
             f"## {LIES}",
-            "Written by `pytest -m faults tests/lies --write-reliability`. " + _when_and_where(seconds),
+            "Written by `pytest -m faults tests/lies --write-reliability`. " + when,
             "Each lie is planted in the ranks of a real trial, which then computes, sends or reports something else "
             f"than it says. **{caught} of {len(ran)} ended with the status and the reason that they must.**"
             + (
@@ -234,11 +238,11 @@ def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
     )
 
 
-def cluster_part(outcome: Outcome, seconds: float) -> str:
+def cluster_part(outcome: Outcome, when: str) -> str:
     """What a sweep on a real Slurm of two nodes lived through."""
     parts = [
         f"## {CLUSTER}",
-        "Written by `pytest -m faults tests/cluster -k 24_trials --write-reliability`. " + _when_and_where(seconds),
+        "Written by `pytest -m faults tests/cluster -k 24_trials --write-reliability`. " + when,
     ]
     if outcome.skipped or not outcome.passed:
         return "\n\n".join([*parts, f"{'Skipped' if outcome.skipped else 'Failed'}: {_cell(outcome.message)}"]) + "\n"
