@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import sp_bench
@@ -134,6 +134,7 @@ def shown_everywhere(folder: Path, look: Look) -> int:
 
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@example(changes=[(0, "policy", "dynamic")])
 @given(changes=CHANGES)
 def test_rows_with_odd_values_are_shown_or_skipped_and_end_nothing(rows, changes):
     made = list(rows)

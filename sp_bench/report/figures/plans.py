@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.config import streams
-from sp_bench.config.parsing import parse
+from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import placing
 from sp_bench.report.figures.panels import MOST_PANELS, PANEL_IN, grid, is_first, left_out, wrapped_title
@@ -24,18 +24,17 @@ CAPTION = (
 
 def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     """A panel for each policy and stream; the method, the dtype and all else change no plan."""
-    found: dict[tuple[Any, ...], Cell] = {}
+    found: dict[tuple[Any, ...], tuple[Cell, TrialConfig]] = {}
     for cell in cells:
-        if cell.asked["policy"] is not None:
-            found.setdefault(_stream(parse(TrialConfig, json.loads(cell.rows[0]["config"]))), cell)
+        if cell.asked["policy"] is not None and (config := _config(cell)) is not None:
+            found.setdefault(_stream(config), (cell, config))
     if not found:
         return []
     shown = sorted(found.items(), key=lambda item: str(item[0]))[:MOST_PANELS]
     figure, axes = grid(look, len(shown), PANEL_IN)
     handles: dict[str, Patch] = {}
     data, longest = [], 1.0
-    for (_, cell), axis in zip(shown, axes, strict=True):
-        config = parse(TrialConfig, json.loads(cell.rows[0]["config"]))
+    for (_, (cell, config)), axis in zip(shown, axes, strict=True):
         plan, cost = placing.of_trial(config, next(streams.of_trial(config))), placing.by_work(config)
         boxes = [
             (rank, index, each.num_ranks, length, cost(length, each.num_ranks))
@@ -67,6 +66,14 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         axis.set_xlim(0, 1.05 * longest)
     legend(figure, dict(sorted(handles.items())), look)
     return [Plot("plans", "", figure, CAPTION + left_out(len(found) - MOST_PANELS), pd.DataFrame(data))]
+
+
+def _config(cell: Cell) -> TrialConfig | None:
+    """None of a row that says what no trial can be: it was edited, or is of another version."""
+    try:
+        return parse(TrialConfig, json.loads(cell.rows[0]["config"]))
+    except ConfigError:
+        return None
 
 
 def _stream(config: TrialConfig) -> tuple[Any, ...]:
