@@ -8,22 +8,23 @@ from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs
 from sp_bench.analysis.over_depth import OverDepth, over_depth
-from sp_bench.formats import gib, number
+from sp_bench.formats import counted, gib, number
 from sp_bench.report.published import Published, beside_one_rank, steps_like
 from sp_bench.report.table import Column, Table, plain, section
 
 ABOUT_GROUPS = (
     "Predicted over measured: times, and peaks of allocated memory; medians, with the range. Without delay: messages "
     "that take no time. Scaled: as if both machines computed as fast, by the step without messages, where both "
-    "measured it. Kernels, and exposed messages within 30% or 0.5% of the step: of the one step that was traced. Left "
-    "out: cells whose measured rows are of older code, whose messages overlapped with kernels in another way. "
-    "Cells that wait for the host, and lower bounds, are left out."
+    "measured it, and as it is on the same devices. Kernels, and exposed messages within 30% or 0.5% of the step: of "
+    "the one step that was traced. Left out: cells whose measured rows are of older code, whose messages overlapped "
+    "with kernels in another way; cells that wait for the host; and lower bounds."
 )
 ABOUT_CELLS = (
-    "Predicted over measured, beside the newest measured cell of equal options. Kernels and exposed messages are of "
-    "the one step that was traced: time of attention and matrix products, and time in which messages run and no kernel "
-    "does. Older: the measured rows are of code whose messages overlapped in another way. Clock and power: under load, "
-    "of one rank / of all (median)."
+    "Predicted over measured, beside the newest measured cell of equal options, on the same devices if there is one. "
+    "Scaled, and exposed (the step less the step without messages): beside the newest that was timed without messages "
+    "too. Kernels, and exposed messages in the trace, are of the one step that was traced: time of attention and "
+    "matrix products, and time in which messages run and no kernel does. Older: the measured rows are of code whose "
+    "messages overlapped in another way. Clock and power: under load, of one rank / of all (median)."
 )
 ABOUT_SIGNS = (
     "Time of the ring over that of Ulysses, where rows of all ranks have both beside each other. A sign is asked for "
@@ -43,7 +44,8 @@ def _range(read: Callable[[Held], float | None]) -> Callable[[Group], str | None
         if not (found := of.values(read)):
             return None
         low, high = f"{found[0]:.3f}", f"{found[-1]:.3f}"
-        return f"{median(found):.3f}" + (f" ({low} to {high})" if low != high else "")
+        of_some = f", {counted(len(found), 'cell')}" if len(found) < len(of.of_like_code) else ""
+        return f"{median(found):.3f}" + (f" ({low} to {high})" if low != high else "") + of_some
 
     return text
 
@@ -78,6 +80,7 @@ CELLS: tuple[Column[Held], ...] = (
     Column("peak", lambda of: of.peak, "{:.3f}".format),
     Column("SM clock (MHz)", lambda of: of.device("sm_clock_mhz"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
     Column("power (W)", lambda of: of.device("power_w"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
+    Column("devices", lambda of: "same" if of.is_of_one_machine else "others"),
     Column("measured in", lambda of: _campaigns(of.measured) + ("" if of.is_like_code else ", older")),
 )
 

@@ -13,6 +13,7 @@ from .pages import page_of
 from .rows import cells_of, row
 
 (CHANGED,) = [change.at for change in code_changes() if change.commit == "c1f674b"]
+ANOTHER_SEED = json.dumps({"hardware": {"name": "cpu", "device": "cpu"}, "seed": 1})  # another cell of the same place
 NEW, OLD = CHANGED + timedelta(days=1), CHANGED - timedelta(days=1)
 
 
@@ -52,6 +53,27 @@ def test_a_slow_machine_is_scaled_away_by_the_step_without_messages():
     assert found.scaled == pytest.approx(9 / 11 * 10 / 8)
     assert found.exposed_ms == (1.0, 1.0)
     assert found.exposed_is_near
+    newer = {"started_at": NEW + timedelta(hours=1), "config": ANOTHER_SEED}
+    (found,) = held(cells_of([*rows, measured(median_ms=9.5, **newer)]))
+    assert found.ratio == pytest.approx(9 / 9.5)
+    assert found.scaled == pytest.approx(9 / 11 * 10 / 8)
+
+
+def test_a_cell_on_the_same_devices_comes_before_a_newer_one_on_others_and_needs_no_scale():
+    def on(uuid):
+        return {"device_names": ["A"], "device_uuids": [uuid]}
+
+    rows = [
+        one(median_ms=9.0, environment=on("GPU-1")),
+        measured(median_ms=10.0, environment=on("GPU-1")),
+        measured(median_ms=30.0, environment=on("GPU-2"), started_at=NEW + timedelta(days=1), config=ANOTHER_SEED),
+    ]
+    (found,) = held(cells_of(rows))
+    assert found.is_of_one_machine
+    assert found.scaled == found.ratio == pytest.approx(0.9)
+    (found,) = held(cells_of([rows[0], rows[2]]))
+    assert not found.is_of_one_machine
+    assert found.scaled is None
 
 
 def test_clocks_and_power_of_both_stand_beside_each_other():
