@@ -66,9 +66,8 @@ class Held:
 
     @property
     def traced_exposed_ms(self) -> tuple[float, float] | None:
-        """(predicted, measured) time in which messages run and no kernel does, in the step that was traced. Of the rank
-        that has least: others wait for it."""
-        ones, all_ranks = (_traced_ms(cell, ("exposed_messages",), min) for cell in (self.one, self.measured))
+        """(predicted, measured)"""
+        ones, all_ranks = (traced_exposed_ms(cell) for cell in (self.one, self.measured))
         return None if ones is None or all_ranks is None else (ones, all_ranks)
 
     @property
@@ -166,6 +165,12 @@ def largest_error(helds: Sequence[Held], workload: str) -> float | None:
         if each.is_like_code and (each.one.asked["workload"], each.one.asked["fabric"]) == (workload, "nvlink")
     ]
     return max(errors, default=None)
+
+
+def traced_exposed_ms(cell: Cell) -> float | None:
+    """Time in which messages run and no kernel does, in the step that was traced. Of the rank that has least: others
+    wait for it."""
+    return _traced_ms(cell, ("exposed_messages",), min)
 
 
 def groups(helds: Sequence[Held]) -> list[Group]:

@@ -129,3 +129,16 @@ def test_a_page_has_the_tables_where_both_kinds_are_on_it():
     assert "One real rank beside all ranks" in page_of([one(), measured()]).text
     assert "One real rank beside all ranks" not in page_of([one()]).text
     assert "One real rank beside all ranks" not in page_of([measured()]).text
+
+
+def test_the_map_has_whole_steps_and_marks_what_waits_for_the_host():
+    traced = {"kernel_ms": [{"attention": 5.0, "matmul": 1.0, "other": 0.5, "messages": 2.0, "exposed_messages": 1.25}]}
+    cells = cells_of([
+        one(median_ms=9.0, flags=["host_bound"]),
+        one(median_ms=8.0, seq_len=2048, **traced),
+        one(median_ms=7.0, seq_len=4096, num_layers=1),
+    ])  # fmt: skip
+    lines = held_tables.map_markdown(cells).splitlines()[-2:]
+    assert [line.split(" | ")[1] for line in lines] == ["1,024", "2,048"]
+    assert [line.endswith("| waits |") for line in lines] == [True, False]
+    assert "| 1.2 |" in lines[1]
