@@ -1,7 +1,8 @@
 """Cells of one real rank of P beside the same cells with all ranks: how near one rank and a link model come.
 
-A cell is held against the newest measured cell of equal options on the same fabric. Links differ: one place can have
-several, and `link=none`, messages that take no time, is what the others must beat.
+A cell is held against the newest measured cell of equal options on the same fabric, of those on its own devices if
+there are some. Links differ: one place can have several, and `link=none`, messages that take no time, is what the
+others must beat.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,11 +23,13 @@ _OF_WORLD = ("world", "link", "real_rank")
 
 @dataclass(frozen=True)
 class Held:
-    """A cell of one real rank, the measured cell of its options, and the same rank with messages that take no time."""
+    """A cell of one real rank, the measured cell of its options, and the same rank with messages that take no time.
+    attributed: the measured cell that was also timed without messages, of the same code."""
 
     one: Cell
     measured: Cell
     no_delay: Cell | None
+    attributed: Cell | None
 
     @property
     def ratio(self) -> float:
@@ -39,15 +42,21 @@ class Held:
 
     @property
     def scaled(self) -> float | None:
-        """`ratio` if both machines computed as fast: by the time of the step without messages, which both measured."""
-        arms = [cell.middle("compute_only_step_ms") for cell in (self.measured, self.one)]
-        return self.ratio * arms[0] / arms[1] if arms[0] and arms[1] else None
+        """Predicted over measured if both machines computed as fast: by the time of the step without messages, which
+        both measured; or as it is on the same devices."""
+        if self.attributed and (arms := self._pair("compute_only_step_ms")):
+            return _ms(self.one) / arms[0] * arms[1] / _ms(self.attributed)
+        return self.ratio if self.is_of_one_machine else None
+
+    @property
+    def is_of_one_machine(self) -> bool:
+        """Both ran on the same devices."""
+        return _share_devices(self.one, self.measured)
 
     @property
     def exposed_ms(self) -> tuple[float, float] | None:
         """(predicted, measured) time of a step beyond that without messages."""
-        arms = [cell.middle("exposed_comm_ms") for cell in (self.one, self.measured)]
-        return None if arms[0] is None or arms[1] is None else (arms[0], arms[1])
+        return self._pair("exposed_comm_ms")
 
     @property
     def kernels(self) -> float | None:
@@ -57,9 +66,8 @@ class Held:
 
     @property
     def traced_exposed_ms(self) -> tuple[float, float] | None:
-        """(predicted, measured) time in which messages run and no kernel does, in the step that was traced. Of the rank
-        that has least: others wait for it."""
-        ones, all_ranks = (_traced_ms(cell, ("exposed_messages",), min) for cell in (self.one, self.measured))
+        """(predicted, measured)"""
+        ones, all_ranks = (traced_exposed_ms(cell) for cell in (self.one, self.measured))
         return None if ones is None or all_ranks is None else (ones, all_ranks)
 
     @property
@@ -80,6 +88,13 @@ class Held:
         """(one rank, all ranks): sm_clock_mhz or power_w under load, the median over ranks and replicates."""
         ones, all_ranks = (_middle_state(cell, what) for cell in (self.one, self.measured))
         return None if ones is None or all_ranks is None else (ones, all_ranks)
+
+    def _pair(self, column: str) -> tuple[float, float] | None:
+        """(one rank, all ranks) of a column of both that were timed without messages too."""
+        if self.attributed is None:
+            return None
+        one, all_ranks = self.one.middle(column), self.attributed.middle(column)
+        return None if one is None or all_ranks is None else (one, all_ranks)
 
     @property
     def is_like_code(self) -> bool:
@@ -130,11 +145,15 @@ def held(cells: Sequence[Cell]) -> list[Held]:
     ones = [cell for cell in cells if cell.ok and not (cell.all_ranks_were_there or cell.is_in_no_verdict)]
     measured = _by_place(cell for cell in cells if cell.ok and cell.all_ranks_were_there)
     instant = _by_place(cell for cell in ones if cell.link == NO_DELAY)
-    found = [
-        Held(cell, max(measured[place], key=_newest), max(instant.get(place, ()), key=_newest, default=None))
-        for cell in ones
-        if cell.link != NO_DELAY and (place := _place(cell)) in measured
-    ]
+    found = []
+    for cell in (each for each in ones if each.link != NO_DELAY):
+        if beside := measured.get(place := _place(cell)):
+            newest = _nearest(cell, beside)
+            timed_apart = [
+                each for each in beside if each.middle("compute_only_step_ms") and _is_like_code(each, newest)
+            ]
+            without_delay = max(instant.get(place, ()), key=_newest, default=None)
+            found.append(Held(cell, newest, without_delay, _nearest(cell, timed_apart) if timed_apart else None))
     return sorted(found, key=_order)
 
 
@@ -146,6 +165,12 @@ def largest_error(helds: Sequence[Held], workload: str) -> float | None:
         if each.is_like_code and (each.one.asked["workload"], each.one.asked["fabric"]) == (workload, "nvlink")
     ]
     return max(errors, default=None)
+
+
+def traced_exposed_ms(cell: Cell) -> float | None:
+    """Time in which messages run and no kernel does, in the step that was traced. Of the rank that has least: others
+    wait for it."""
+    return _traced_ms(cell, ("exposed_messages",), min)
 
 
 def groups(helds: Sequence[Held]) -> list[Group]:
@@ -199,6 +224,15 @@ def _beside(cell: Cell) -> tuple[Any, ...]:
 
 def _is_like_code(a: Cell, b: Cell) -> bool:
     return aged_by(a, _newest(a)) == aged_by(b, _newest(b))
+
+
+def _nearest(one: Cell, found: Sequence[Cell]) -> Cell:
+    """The newest, of those on the same devices if there are some."""
+    return max(found, key=lambda cell: (_share_devices(one, cell), _newest(cell)))
+
+
+def _share_devices(a: Cell, b: Cell) -> bool:
+    return not (set(a.device_sets.values()) - {None}).isdisjoint(b.device_sets.values())
 
 
 def _newest(cell: Cell) -> datetime:

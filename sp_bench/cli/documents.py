@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.limits import limits
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs import memory
-from sp_bench.formats import GIB, whole
+from sp_bench.costs import memory, nccl
+from sp_bench.formats import GIB, MISSING, whole
 from sp_bench.hardware import device_bytes
 from sp_bench.planning import overrides, sweep
 from sp_bench.planning.search import Search
@@ -84,6 +85,41 @@ def peaks(cells: Sequence[Cell], engine: str, but: tuple[str, str] | None = None
                 error = abs(memory.peak_of_row(config, row).bytes / measured - 1)
                 found.append((error, config.world_size, config.seq_len // config.sp_size))
     return Peaks(*map(sorted, zip(*found, strict=True)))
+
+
+def longest_as_one_rank(cells: Sequence[Cell]) -> str:
+    """A table: where searches of the sweep `one_rank_longest` begin, by the memory model, and what they found."""
+    rows = [cell for cell in cells if str(cell.rows[0]["folder"]).startswith("h200x1_one_rank_longest")]
+    lines = [
+        "| method | GPUs | in host memory | longest, predicted | GiB of all hosts | one rank: fits, does not |",
+        "|---|--:|---|--:|--:|--:|",
+    ]
+    for search in sweep.read(overrides.read_arguments(["sweep=one_rank_longest"])).searches:
+        config = search.at(search.guess(None, None, None))
+        ends = next((each.cells for each in limits(rows) if search.probe_of(each.cells[0].rows[0])), ())
+        kept = ["checkpoints"] * config.workload.checkpoint_offload + ["optimizer"] * bool(
+            config.engine.optimizer_offload
+        )
+        on_host = memory.held_on_host_bytes(config) / GIB
+        lines.append(
+            f"| {words.METHODS[config.method.name]} | {config.sp_size} | {', '.join(kept) or 'nothing'} "
+            f"| {config.seq_len // 1000:,}K | {f'{on_host:,.0f}' if kept else MISSING} "
+            f"| {', '.join(whole(end.asked['seq_len']) for end in ends) or MISSING} |"
+        )
+    return "\n".join(lines)
+
+
+def one_rank_peaks(cells: Sequence[Cell]) -> Peaks:
+    """How far the memory model is from steps of one real rank, without those that only test the fit."""
+    return peaks([cell for cell in cells if not cell.all_ranks_were_there and cell.ok], "fsdp2")
+
+
+def nccl_gib(_: Sequence[Cell]) -> str:
+    """GiB of NCCL's on a rank of 2 or 4, from the least of a method to the most."""
+    methods = ((1, False), (1, True), (2, False), (2, True), (4, False))  # ranks that exchange heads; a ring or none
+    of_rank = [nccl.counts(degree, 8, sends=sends) for degree, sends in methods]
+    found = [nccl.outside_bytes(each._replace(process=0)) / GIB for each in of_rank]
+    return f"{min(found):.1f} to {max(found):.1f}"
 
 
 def policies(
@@ -162,6 +198,7 @@ HELPERS = {
     each.__name__: each
     for each in (
         *(fit, num_longer, decision_map, longest_projected, host_gib, peaks),
+        *(longest_as_one_rank, one_rank_peaks, nccl_gib),
         *(policies, policies_of_kernels, padded_over_unpadded, published_ladder),
     )
 }

@@ -6,24 +6,27 @@ from typing import Any
 
 from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs
+from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs, traced_exposed_ms
+from sp_bench.analysis.metrics import memory_gib, tokens_per_s_per_gpu
 from sp_bench.analysis.over_depth import OverDepth, over_depth
-from sp_bench.formats import gib, number
+from sp_bench.config.conf_files import num_layers
+from sp_bench.formats import counted, gib, number
 from sp_bench.report.published import Published, beside_one_rank, steps_like
 from sp_bench.report.table import Column, Table, plain, section
 
 ABOUT_GROUPS = (
     "Predicted over measured: times, and peaks of allocated memory; medians, with the range. Without delay: messages "
     "that take no time. Scaled: as if both machines computed as fast, by the step without messages, where both "
-    "measured it. Kernels, and exposed messages within 30% or 0.5% of the step: of the one step that was traced. Left "
-    "out: cells whose measured rows are of older code, whose messages overlapped with kernels in another way. "
-    "Cells that wait for the host, and lower bounds, are left out."
+    "measured it, and as it is on the same devices. Kernels, and exposed messages within 30% or 0.5% of the step: of "
+    "the one step that was traced. Left out: cells whose measured rows are of older code, whose messages overlapped "
+    "with kernels in another way; cells that wait for the host; and lower bounds."
 )
 ABOUT_CELLS = (
-    "Predicted over measured, beside the newest measured cell of equal options. Kernels and exposed messages are of "
-    "the one step that was traced: time of attention and matrix products, and time in which messages run and no kernel "
-    "does. Older: the measured rows are of code whose messages overlapped in another way. Clock and power: under load, "
-    "of one rank / of all (median)."
+    "Predicted over measured, beside the newest measured cell of equal options, on the same devices if there is one. "
+    "Scaled, and exposed (the step less the step without messages): beside the newest that was timed without messages "
+    "too. Kernels, and exposed messages in the trace, are of the one step that was traced: time of attention and "
+    "matrix products, and time in which messages run and no kernel does. Older: the measured rows are of code whose "
+    "messages overlapped in another way. Clock and power: under load, of one rank / of all (median)."
 )
 ABOUT_SIGNS = (
     "Time of the ring over that of Ulysses, where rows of all ranks have both beside each other. A sign is asked for "
@@ -36,6 +39,11 @@ ABOUT_LINES = (
     "whole step ran too, that step counts, and a column has the line's values over it. Published: steps of that model, "
     "length and number of GPUs on H100s, with the options named there."
 )
+ABOUT_MAP = (
+    "As one real rank ran, with messages as the link model has them; the fastest first. Exposed: time in which "
+    "messages run and no kernel does, in the step that was traced. Waits: for the host's launches, so that it says "
+    "nothing of the methods."
+)
 
 
 def _range(read: Callable[[Held], float | None]) -> Callable[[Group], str | None]:
@@ -43,7 +51,8 @@ def _range(read: Callable[[Held], float | None]) -> Callable[[Group], str | None
         if not (found := of.values(read)):
             return None
         low, high = f"{found[0]:.3f}", f"{found[-1]:.3f}"
-        return f"{median(found):.3f}" + (f" ({low} to {high})" if low != high else "")
+        of_some = f", {counted(len(found), 'cell')}" if len(found) < len(of.of_like_code) else ""
+        return f"{median(found):.3f}" + (f" ({low} to {high})" if low != high else "") + of_some
 
     return text
 
@@ -78,6 +87,7 @@ CELLS: tuple[Column[Held], ...] = (
     Column("peak", lambda of: of.peak, "{:.3f}".format),
     Column("SM clock (MHz)", lambda of: of.device("sm_clock_mhz"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
     Column("power (W)", lambda of: of.device("power_w"), lambda pair: "{:.0f} / {:.0f}".format(*pair)),
+    Column("devices", lambda of: "same" if of.is_of_one_machine else "others"),
     Column("measured in", lambda of: _campaigns(of.measured) + ("" if of.is_like_code else ", older")),
 )
 
@@ -110,6 +120,20 @@ LINES: tuple[Column[OverDepth], ...] = (
     Column("published step (s)", lambda of: "; ".join(map(_published, steps_like(of.few))) or None),
 )
 
+MAP: tuple[Column[Cell], ...] = (
+    Column("what", lambda cell: _what_of_map(cell)),
+    Column("tokens", lambda cell: cell.asked["seq_len"], "{:,}".format),
+    Column("ranks", lambda cell: cell.asked["sp_size"]),
+    Column("hosts", lambda cell: cell.asked["num_nodes"] or 1),
+    Column("link model", lambda cell: cell.link),
+    Column("method", words.method),
+    Column("ms", lambda cell: cell.median_step_ms, number),
+    Column("tokens/s/GPU", tokens_per_s_per_gpu, number),
+    Column("exposed (ms)", traced_exposed_ms, "{:.1f}".format),
+    Column("peak GiB", memory_gib, gib),
+    Column("", lambda cell: "waits" if "host_bound" in cell.flags else ""),
+)
+
 
 def tables(cells: Sequence[Cell]) -> list[Table[Any]]:
     """Those without lines: no cells of one real rank have what they compare with."""
@@ -126,6 +150,22 @@ def tables(cells: Sequence[Cell]) -> list[Table[Any]]:
 
 def markdown(cells: Sequence[Cell]) -> str:
     return "\n".join(filter(None, map(section, tables(cells)))).rstrip()
+
+
+def map_markdown(cells: Sequence[Cell]) -> str:
+    """Attention and whole steps of one real rank, beside each other. Steps of few layers are in the table of lines."""
+    whole = [cell for cell in cells if cell.asked["num_layers"] in (None, num_layers(cell.asked["model"]))]
+    return section(plain("The map", ABOUT_MAP, MAP, sorted(whole, key=_order_of_map)))
+
+
+def _order_of_map(cell: Cell) -> tuple[Any, ...]:
+    asked = cell.asked
+    return (_what_of_map(cell), asked["seq_len"], asked["sp_size"], cell.link, cell.median_step_ms)
+
+
+def _what_of_map(cell: Cell) -> str:
+    is_step = cell.asked["workload"] == "train_step"
+    return f"step of {words.model(cell)}" if is_step else f"attention, {words.heads(cell)}"
 
 
 def _right(found: Sequence[Sign]) -> list[str]:

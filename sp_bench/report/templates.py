@@ -113,6 +113,7 @@ class Rows:
             "code_changes",
             "campaign_pages",
             "one_rank",
+            "one_rank_map",
             "one_rank_error",
             "bandwidth",
         )
@@ -185,6 +186,10 @@ class Rows:
         """Cells of one real rank beside those of all ranks."""
         return held_tables.markdown(self.every_cell)
 
+    def one_rank_map(self, campaign: str) -> str:
+        """Attention and whole steps of one real rank of a campaign."""
+        return held_tables.map_markdown(self.cells(campaign))
+
     def one_rank_error(self) -> str:
         """The largest error of a step of one real rank on NVLink, beside steps of all ranks."""
         error = largest_error(held(self.every_cell), "train_step")
@@ -192,14 +197,16 @@ class Rows:
             raise _Refused("no step of one real rank has rows of all ranks beside it")
         return f"{error:.1%}"
 
-    def bandwidth(self, fabric: str) -> str:
-        """GiB/s that one GPU sends to another there, by the largest message: 20, or 20 to 23 of several machines."""
-        known = bandwidths(self.every_cell).items()
+    def bandwidth(self, fabric: str, primitive: str = "send_recv", ranks: int | None = None) -> str:
+        """GiB/s that one GPU sends there, by the largest message: 20, or 20 to 23 of several machines. ranks: of the
+        group; None: of any size."""
         found = sorted(
-            round(each.bytes_per_s / GIB) for key, each in known if (key[1], key[-1]) == (fabric, "send_recv")
+            round(each.bytes_per_s / GIB)
+            for (_, on, _, size, by), each in bandwidths(self.every_cell).items()
+            if (on, by) == (fabric, primitive) and ranks in (None, size)
         )
         if not found:
-            raise _Refused(f"no row of workload=collective has sends over {fabric}")
+            raise _Refused(f"no row of workload=collective has {primitive} over {fabric} of {ranks or 'any'} ranks")
         return " to ".join(f"{size}" for size in dict.fromkeys((found[0], found[-1])))
 
     def code_changes(self) -> str:

@@ -13,6 +13,7 @@ from .pages import page_of
 from .rows import cells_of, row
 
 (CHANGED,) = [change.at for change in code_changes() if change.commit == "c1f674b"]
+ANOTHER_SEED = json.dumps({"hardware": {"name": "cpu", "device": "cpu"}, "seed": 1})  # another cell of the same place
 NEW, OLD = CHANGED + timedelta(days=1), CHANGED - timedelta(days=1)
 
 
@@ -52,6 +53,27 @@ def test_a_slow_machine_is_scaled_away_by_the_step_without_messages():
     assert found.scaled == pytest.approx(9 / 11 * 10 / 8)
     assert found.exposed_ms == (1.0, 1.0)
     assert found.exposed_is_near
+    newer = {"started_at": NEW + timedelta(hours=1), "config": ANOTHER_SEED}
+    (found,) = held(cells_of([*rows, measured(median_ms=9.5, **newer)]))
+    assert found.ratio == pytest.approx(9 / 9.5)
+    assert found.scaled == pytest.approx(9 / 11 * 10 / 8)
+
+
+def test_a_cell_on_the_same_devices_comes_before_a_newer_one_on_others_and_needs_no_scale():
+    def on(uuid):
+        return {"device_names": ["A"], "device_uuids": [uuid]}
+
+    rows = [
+        one(median_ms=9.0, environment=on("GPU-1")),
+        measured(median_ms=10.0, environment=on("GPU-1")),
+        measured(median_ms=30.0, environment=on("GPU-2"), started_at=NEW + timedelta(days=1), config=ANOTHER_SEED),
+    ]
+    (found,) = held(cells_of(rows))
+    assert found.is_of_one_machine
+    assert found.scaled == found.ratio == pytest.approx(0.9)
+    (found,) = held(cells_of([rows[0], rows[2]]))
+    assert not found.is_of_one_machine
+    assert found.scaled is None
 
 
 def test_clocks_and_power_of_both_stand_beside_each_other():
@@ -107,3 +129,16 @@ def test_a_page_has_the_tables_where_both_kinds_are_on_it():
     assert "One real rank beside all ranks" in page_of([one(), measured()]).text
     assert "One real rank beside all ranks" not in page_of([one()]).text
     assert "One real rank beside all ranks" not in page_of([measured()]).text
+
+
+def test_the_map_has_whole_steps_and_marks_what_waits_for_the_host():
+    traced = {"kernel_ms": [{"attention": 5.0, "matmul": 1.0, "other": 0.5, "messages": 2.0, "exposed_messages": 1.25}]}
+    cells = cells_of([
+        one(median_ms=9.0, flags=["host_bound"]),
+        one(median_ms=8.0, seq_len=2048, **traced),
+        one(median_ms=7.0, seq_len=4096, num_layers=1),
+    ])  # fmt: skip
+    lines = held_tables.map_markdown(cells).splitlines()[-2:]
+    assert [line.split(" | ")[1] for line in lines] == ["1,024", "2,048"]
+    assert [line.endswith("| waits |") for line in lines] == [True, False]
+    assert "| 1.2 |" in lines[1]
