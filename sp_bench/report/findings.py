@@ -7,6 +7,7 @@ from typing import Any
 from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
+from sp_bench.analysis.grades import LEGEND as GRADES
 from sp_bench.analysis.ladder import ladders
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
@@ -31,8 +32,8 @@ INTRODUCTION = """# Results
 where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
 GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the whole interval is within
 {smallest:.0%} of 1. Undecided: an interval that is neither a tie nor clear of 1, or replicates that differ by more than
-the methods do. Brackets hold intervals, of 6 replicates or more; without them nothing is proven. Grades: A, an interval
-and no doubt; B, 2 to 5 replicates; C, one replicate, a doubtful one or older code ([METRICS.md](METRICS.md#grades)).
+the methods do. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
+[Grades](METRICS.md#grades): {grades}.
 Each ratio of two step times is of replicates that pair: of one campaign, on one machine, with one code. Without such
 replicates two methods are not compared. Times and other numbers are medians over all replicates: compare them within
 one campaign, since machines and code differ. `code` is the commit that the rows name; where rows come from a copy of
@@ -58,7 +59,10 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
         plain("Bytes", "", BYTES, _bytes(cells)),
         *(device(of_devices), parity(cells), beside(cells)),
     ]
-    first = [INTRODUCTION.format(smallest=smallest), f"{statuses(cells)} They are of {_campaigns(cells)}.\n"]
+    first = [
+        INTRODUCTION.format(smallest=smallest, grades=GRADES),
+        f"{statuses(cells)} They are of {_campaigns(cells)}.\n",
+    ]
     return "\n".join([*first, *filter(None, map(section, sections))]).rstrip() + "\n"
 
 
@@ -256,7 +260,7 @@ def _beside(their: Cell) -> str:
 
 
 def _grade(found: Difference | None) -> str:
-    return found.grade.mark if found and found.ratio is not None else ""
+    return found.grade.words if found and found.ratio is not None else ""
 
 
 def _over(found: Difference) -> str:
