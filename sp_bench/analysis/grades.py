@@ -21,10 +21,11 @@ from sp_bench.rows.row import MEASURED
 
 FILE = "code_changes.yaml"
 A, B, C = "A", "B", "C"
-LEGEND = (
-    "A, 6 pairs or more and no doubt; B, 2 to 5 pairs, or fewer than half doubtful; C, once: one pair, flagged: half "
-    "or more doubtful, aged: older code"
-)
+MEANINGS = {
+    A: "6 pairs or more and no doubt",
+    B: "2 to 5 pairs, or fewer than half doubtful",
+    C: "once: one pair, flagged: half or more doubtful, aged: older code",
+}
 # Flags that doubt a time. The others are about memory, or about a step that has no time.
 DOUBTS = frozenset({
     *("short_window", "clock_mismatch", "window_disagrees", "unsettled", "transient", "bimodal", "host_bound"),
@@ -75,6 +76,11 @@ class CodeChange:
         return not cell.is_library and any(
             all(cell.options.get(path) in values for path, values in each.items()) for each in self.moves
         )
+
+
+def legend(marks: Collection[str] = tuple(MEANINGS)) -> str:
+    """A, 6 pairs or more and no doubt; B, 2 to 5 pairs, or fewer than half doubtful."""
+    return "; ".join(f"{mark}, {meaning}" for mark, meaning in MEANINGS.items() if mark in marks)
 
 
 def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:

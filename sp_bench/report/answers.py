@@ -1,6 +1,6 @@
 """The grid in Markdown, for documents; the page has its own."""
 
-from sp_bench.analysis.grades import LEGEND as GRADES
+from sp_bench.analysis import grades
 from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
@@ -22,7 +22,7 @@ def legend(grid: Grid, brief: bool = False) -> str:
     """What the marks in the grid mean."""
     entries = [entry for line in grid.lines for of in line.entries for entry in of]
     smallest = " or ".join(sorted({f"{entry.difference.smallest:.0%}" for entry in entries}))
-    text = (BRIEF if brief else LEGEND).format(smallest=smallest, grades=GRADES)
+    text = (BRIEF if brief else LEGEND).format(smallest=smallest, grades=grades.legend())
     return text + (ONE_RANK if any(entry.is_of_one_rank for entry in entries) else "")
 
 

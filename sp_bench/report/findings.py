@@ -7,7 +7,7 @@ from typing import Any
 from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
-from sp_bench.analysis.grades import LEGEND as GRADES
+from sp_bench.analysis.grades import legend
 from sp_bench.analysis.ladder import ladders
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
@@ -60,7 +60,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
         *(device(of_devices), parity(cells), beside(cells)),
     ]
     first = [
-        INTRODUCTION.format(smallest=smallest, grades=GRADES),
+        INTRODUCTION.format(smallest=smallest, grades=legend()),
         f"{statuses(cells)} They are of {_campaigns(cells)}.\n",
     ]
     return "\n".join([*first, *filter(None, map(section, sections))]).rstrip() + "\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.chosen import AXES, Lines, Words, as_shown, chosen
-from sp_bench.analysis.grades import LEGEND
+from sp_bench.analysis.grades import legend
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
@@ -75,9 +75,10 @@ def table_of(lines: Lines) -> Table[TableLine]:
         Column("time", lambda line: line.beside and line.beside.words, absent=lambda line: ""),
         Column("grade", lambda line: line.beside and line.beside.grade.words, absent=lambda line: ""),
     )
+    marks = {line.beside.grade.mark for group in groups for line in group.lines if line.beside}
     about = (
         f"GiB: peak of a GPU. Time: of a step, over that of {first.name}, paired by replicate, with a 95% interval "
-        f"from 6 pairs on. Grades: {LEGEND}."
+        f"from 6 pairs on.{f' Grades: {legend(marks)}.' if marks else ''}"
     )
     return Table(shared(lines), about, columns, tuple(groups))
 

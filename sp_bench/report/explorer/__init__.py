@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
-from sp_bench.analysis.grades import LEGEND, Grade, grade
+from sp_bench.analysis.grades import Grade, grade, legend
 from sp_bench.analysis.identifiers import RECOMPUTED
 from sp_bench.analysis.metrics import memory_gib, mj_per_token, sent_gib
 from sp_bench.analysis.ratios import of_one_machine
@@ -93,7 +93,7 @@ def html(content: Mapping[str, Any], drawer: str) -> str:
     ours = {"style": style, "drawer": drawer, "script": script, "data": text}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(source).render(
-        policy=policy, grades=LEGEND, **{name: Markup(each) for name, each in ours.items()}
+        policy=policy, grades=legend(), **{name: Markup(each) for name, each in ours.items()}
     )
 
 
