@@ -19,18 +19,18 @@ from sp_bench.analysis.signs import RIVALS, Count, counts
 from sp_bench.formats import counted, gib, number
 from sp_bench.report.cards import compared, verdict
 from sp_bench.report.caveats import statuses
-from sp_bench.report.page.appendix import device, parity
+from sp_bench.report.page.appendix import parity
 from sp_bench.report.published import beside
 from sp_bench.report.setting_tables import Line, tables
 from sp_bench.report.table import Column, Table, plain, section
 from sp_bench.rows import git
 
-LONG = 131072  # tokens; shorter steps are too short for a device's power to settle, so their devices are not listed
 INTRODUCTION = """# Results
 
-`sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows. [CAMPAIGNS.md](CAMPAIGNS.md) says
-where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
-GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the whole interval is within
+`sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows; the page of a campaign has its
+devices too. [CAMPAIGNS.md](CAMPAIGNS.md) says where the rows come from, and which are of code before commit c1f674b.
+Methods are compared at one length, number of GPUs, fabric and kernel, each by its fastest variant, by ratios of step
+times. A tie: the whole interval is within
 {smallest:.0%} of 1. Undecided: an interval that is neither a tie nor clear of 1, or replicates that differ by more than
 the methods do. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
 [Grades](METRICS.md#grades): {grades}.
@@ -45,9 +45,6 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
     """The whole file. It leaves out CPU cells, whose times mean nothing for GPUs."""
     on_gpus = [s for s in settings if s.main is not None and s.main.first.processor == "GPU"]
     smallest = settings[0].smallest if settings else 0.0
-    shown = {cell.cell_id: cell for setting in on_gpus if setting.main for cell in setting.main.cells}
-    shown |= {a.cell_id: a for s in on_gpus for c in s.cells if c.cell_id in shown and (a := s.alone.get(c.cell_id))}
-    of_devices = [cell for cell in shown.values() if (cell.asked["seq_len"] or 0) >= LONG]
     sections: list[Table[Any]] = [
         _over_campaigns(counts(on_gpus)),
         *(_places(setting) for setting in on_gpus),
@@ -57,7 +54,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
         plain("Kernels alone", "", KERNELS, _kernels(settings)),
         *_memory([s for s in settings if any(cell.processor == "GPU" for cell in s.cells)]),
         plain("Bytes", "", BYTES, _bytes(cells)),
-        *(device(of_devices), parity(cells), beside(cells)),
+        *(parity(cells), beside(cells)),
     ]
     first = [
         INTRODUCTION.format(smallest=smallest, grades=legend()),
