@@ -15,6 +15,7 @@ from sp_bench.rows.schema import COLUMNS
 ROOT = Path(__file__).parents[1]
 BUILT = ("RESULTS.md", "CAMPAIGNS.md")
 EXPLORER = "explorer.html"
+CAMPAIGN = re.compile(r"\]\((?:\.\./)?results/([\w.-]+)/_campaign\.yaml")
 OUTSIDE = re.compile(r"\[([^\]\n]*(?:\n[^\]\n]+)*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -35,7 +36,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A file of the repository that is no page is named, and must be there."""
+    """A file of the repository that is no page is named, and must be there. A campaign has a section of a page."""
+    markdown = CAMPAIGN.sub(r"](CAMPAIGNS.md#\1", markdown)
 
     def named(link: re.Match[str]) -> str:
         text, target = link[1], link[2]

@@ -162,10 +162,15 @@ class Cell:
         return self.asked["evidence"] == MEASURED
 
     @property
-    def is_in_no_verdict(self) -> bool:
-        """Whether it is one real rank's whose launches the device waits for, or whose time is a lower bound: no ratio,
-        verdict, line or advice rests on it."""
-        return not (self.all_ranks_were_there or {"host_bound", "lower_bound"}.isdisjoint(self.flags))
+    def is_comparable(self) -> bool:
+        """Whether a ratio, verdict, line or advice may rest on it. One real rank's time may not if the device waits for
+        launches, or if it is a lower bound."""
+        return self.all_ranks_were_there or {"host_bound", "lower_bound"}.isdisjoint(self.flags)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether the ranks have different work, and the one that ran is the busiest."""
+        return "lower_bound" in self.flags
 
     @property
     def is_library(self) -> bool:

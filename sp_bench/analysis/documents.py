@@ -28,7 +28,7 @@ class Packs:
     def time_ratio(self, cell: Cell) -> float | None:
         """Step time over the time on one document; None: one of both is in no verdict."""
         one = self.unpacked.get(cell.cell_id)
-        if cell.is_in_no_verdict or (one is not None and one.is_in_no_verdict):
+        if not cell.is_comparable or (one is not None and not one.is_comparable):
             return None
         return _ratio(cell, one, "median_step_ms")
 

@@ -1,9 +1,13 @@
-"""How much a number can be relied on. A: 6 replicates or more, none of them doubtful. B: 2 to 5. C: one replicate, a
-doubtful one, or code from before a change that moves its speed. What was not measured has a mark in place of a grade.
+"""How much a number can be relied on. A: 6 replicates or more, none of them doubtful. B: 2 to 5, or more of which fewer
+than half are doubtful. C: one replicate, half of them doubtful, or code from before a change that moves its speed. What
+was not measured has a mark in place of a grade.
+
+A flag doubts its own replicate, and no number leaves one out. While fewer than half are doubtful, the median lies
+between times that nobody doubts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -17,6 +21,11 @@ from sp_bench.rows.row import MEASURED
 
 FILE = "code_changes.yaml"
 A, B, C = "A", "B", "C"
+MEANINGS = {
+    A: "6 pairs or more and no doubt",
+    B: "2 to 5 pairs, or fewer than half doubtful",
+    C: "once: one pair, flagged: half or more doubtful, aged: older code",
+}
 # Flags that doubt a time. The others are about memory, or about a step that has no time.
 DOUBTS = frozenset({
     *("short_window", "clock_mismatch", "window_disagrees", "unsettled", "transient", "bimodal", "host_bound"),
@@ -30,11 +39,26 @@ class Grade:
     """`mark` is A, B or C, or the evidence of what was not measured."""
 
     mark: str
-    why: str
+    number: str  # of replicates
+    doubts: Mapping[str, str] = field(default_factory=dict)  # once, flagged or aged -> by what
+
+    @property
+    def words(self) -> str:
+        """A; C·once·aged: one word, since it stands in cells of tables."""
+        return "\N{MIDDLE DOT}".join((self.mark, *self.doubts))
+
+    @property
+    def why(self) -> str:
+        """2 of 6 flagged transient, code before c1f674b, 6 replicates."""
+        return ", ".join(filter(None, [*self.doubts.values(), self.number]))
+
+    @property
+    def may_be_bold(self) -> bool:
+        return self.mark == A
 
     @property
     def is_weak(self) -> bool:
-        """Shown in grey and never in bold."""
+        """Shown in grey."""
         return self.mark not in (A, B)
 
 
@@ -54,19 +78,28 @@ class CodeChange:
         )
 
 
+def legend(marks: Collection[str] = tuple(MEANINGS)) -> str:
+    """A, 6 pairs or more and no doubt; B, 2 to 5 pairs, or fewer than half doubtful."""
+    return "; ".join(f"{mark}, {meaning}" for mark, meaning in MEANINGS.items() if mark in marks)
+
+
 def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:
     """The grade of a statement about `cells`, of each of which it uses the replicates `launches`."""
     evidence = sorted({str(cell.asked["evidence"]) for cell in cells} - {MEASURED})
     if evidence:
         return Grade(", ".join(evidence), "not all ranks were there")
-    rows = [(cell, cell.launches[key]) for cell in cells for key in launches]
-    flags = sorted({flag for cell in cells for key in launches for flag in cell.doubts[key]} & DOUBTS)
-    aged = dict.fromkeys(commit for cell, row in rows for commit in aged_by(cell, row["started_at"]))
-    why = [f"flagged {' '.join(flags)}"] * bool(flags) + [f"code before {commit}" for commit in aged]
-    number = counted(len(launches), "replicate")
-    if why or len(launches) < 2:
-        return Grade(C, ", ".join([*why, number]))
-    return Grade(A if len(launches) >= MIN_REPLICATES else B, number)
+    size, number = len(launches), counted(len(launches), "replicate")
+    doubtful = [found for key in launches if (found := DOUBTS & {flag for cell in cells for flag in cell.doubts[key]})]
+    aged = {commit for cell in cells for key in launches for commit in aged_by(cell, cell.launches[key]["started_at"])}
+    doubts = {"once": ""} if size < 2 else {}
+    if doubtful:
+        share = f"{len(doubtful)} of {size} " if len(doubtful) < size else ""
+        doubts["flagged"] = f"{share}flagged {' '.join(sorted({flag for each in doubtful for flag in each}))}"
+    if aged:
+        doubts["aged"] = f"code before {', '.join(sorted(aged))}"
+    if size < 2 or aged or 2 * len(doubtful) >= size:
+        return Grade(C, number, doubts)
+    return Grade(A if size >= MIN_REPLICATES and not doubtful else B, number, doubts)
 
 
 def aged_by(cell: Cell, started_at: datetime) -> list[str]:

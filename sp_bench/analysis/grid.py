@@ -37,7 +37,7 @@ class Entry:
     @property
     def is_decided(self) -> bool:
         """An interval says who is faster, or that they tie, and nothing is in doubt."""
-        return self.difference.outcome in (AHEAD, TIE) and not self.difference.grade.is_weak
+        return self.difference.outcome in (AHEAD, TIE) and self.difference.grade.may_be_bold
 
     @property
     def verdict(self) -> str:
@@ -59,12 +59,19 @@ class Entry:
         return f"{len(self.others)} more: {low if low == high else f'{low} to {high}'}"
 
     @property
+    def mark(self) -> str:
+        return "one rank" if self.is_of_one_rank else self.difference.grade.words
+
+    @property
+    def campaign(self) -> str:
+        return self.difference.keys[0].campaign
+
+    @property
     def where(self) -> str:
         """What it is over: methods, kernel, campaign, evidence."""
         found = self.difference
-        campaigns = ", ".join(sorted({key.campaign for key in found.keys}))
         both = f"{words.the_method(found.fast)} against {words.the_method(found.slow)}"
-        return f"{both}, {words.kernel(found.fast)}, {campaigns}; {found.grade.why}"
+        return f"{both}, {words.kernel(found.fast)}, {self.campaign}; {found.grade.why}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,8 @@ def _question(place: Place) -> Difference | None:
 
 
 def _entries(runs: dict[tuple[str, str], list[Difference]], column: str) -> tuple[Entry, ...]:
-    """One a label, of its best run: that of the best grade, then of the most pairs, then the newest. The best first."""
+    """One a label, of its best run: that of the best grade, then without a doubt, then of the most pairs, then the
+    newest. The best first."""
     made = []
     for (of, label), found in sorted(runs.items()):
         if of == column:
@@ -154,8 +162,8 @@ def _entries(runs: dict[tuple[str, str], list[Difference]], column: str) -> tupl
 def _by_evidence(found: Difference) -> tuple[Any, ...]:
     order = (A, B, C)
     newest = max(row["started_at"] for cell in (found.fast, found.slow) for row in cell.measured)
-    mark = found.grade.mark
-    return (order.index(mark) if mark in order else len(order), -len(found.keys), -newest.timestamp())
+    mark = order.index(found.grade.mark) if found.grade.mark in order else len(order)
+    return (mark, bool(found.grade.doubts), -len(found.keys), -newest.timestamp())
 
 
 def _alike(best: Difference, others: Iterable[Difference]) -> Iterable[float]:

@@ -142,7 +142,7 @@ class Sign:
 def held(cells: Sequence[Cell]) -> list[Held]:
     """Those that have a measured cell and do not wait for the host: training steps first, most ranks first, the longest
     first."""
-    ones = [cell for cell in cells if cell.ok and not (cell.all_ranks_were_there or cell.is_in_no_verdict)]
+    ones = [cell for cell in cells if cell.ok and cell.is_comparable and not cell.all_ranks_were_there]
     measured = _by_place(cell for cell in cells if cell.ok and cell.all_ranks_were_there)
     instant = _by_place(cell for cell in ones if cell.link == NO_DELAY)
     found = []

@@ -49,7 +49,7 @@ class Ladder:
     @property
     def compared(self) -> list[Cell]:
         """The measured cells without those that wait for the host, which are in no verdict."""
-        return [cell for cell in self.measured if not cell.is_in_no_verdict]
+        return [cell for cell in self.measured if cell.is_comparable]
 
     @property
     def fair(self) -> tuple[Cell, Cell] | None:

@@ -90,7 +90,7 @@ def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
     """The steps of one real rank that ran with two depths below that of their model: the two smallest, if more ran."""
     grouped: dict[tuple[Any, ...], dict[int, Cell]] = {}
     for cell in cells:
-        is_one_rank = not cell.all_ranks_were_there and not cell.is_in_no_verdict
+        is_one_rank = not cell.all_ranks_were_there and cell.is_comparable
         if cell.ok and is_one_rank and cell.asked["workload"] == "train_step" and cell.asked["num_layers"]:
             place = (cell.pool, cell.link, *cell.but("model.num_layers"))
             grouped.setdefault(place, {})[cell.asked["num_layers"]] = cell

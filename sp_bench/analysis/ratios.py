@@ -50,7 +50,7 @@ def times(ratio: float) -> str:
 def shared_replicates(over: Cell, under: Cell, campaign: str | None = None) -> list[Launch]:
     """The keys of replicates that both cells have, in one campaign or any. Replicates on separate devices do not pair:
     the machines' difference would count as the methods'. None do of a cell that is in no verdict."""
-    if over.is_in_no_verdict or under.is_in_no_verdict:
+    if not over.is_comparable or not under.is_comparable:
         return []
     both = sorted(over.step_ms.keys() & under.step_ms.keys())
     both = [key for key in both if campaign in (None, key.campaign)]

@@ -94,7 +94,7 @@ class Difference:
     @property
     def is_proven(self) -> bool:
         """May be bold."""
-        return self.outcome == AHEAD and not self.grade.is_weak
+        return self.outcome == AHEAD and self.grade.may_be_bold
 
     @property
     def overlaps(self) -> bool:
@@ -216,7 +216,7 @@ class Setting:
         host are in no verdict."""
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells:
-            if cell.ok and cell.is_of_a_length and not is_baseline(cell) and not cell.is_in_no_verdict:
+            if cell.ok and cell.is_of_a_length and not is_baseline(cell) and cell.is_comparable:
                 grouped.setdefault(place_key(cell), []).append(cell)
         found = [Place(tuple(sorted(group, key=by_speed)), self.smallest_for(group[0])) for group in grouped.values()]
         return tuple(sorted(found, key=lambda p: (-self.fabrics.index(str(p.first.asked["fabric"])), *p.order)))

@@ -133,6 +133,11 @@ def method(cell: Cell, but: Sequence[str] = ()) -> str:
     return ", ".join(_method_parts(cell, but))
 
 
+def bound(cell: Cell) -> str:
+    """What stands behind the name of a cell whose time is a lower bound."""
+    return ", lower bound" if cell.is_lower_bound else ""
+
+
 def the_method(cell: Cell) -> str:
     """The method within a sentence: `the zigzag ring`, `Ulysses (4 chunks)`."""
     name, *options = _method_parts(cell)

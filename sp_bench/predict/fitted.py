@@ -151,7 +151,7 @@ def _basis(given: Sequence[Any]) -> Basis:
 
 def _is_step(cell: Cell) -> bool:
     delayed = cell.link not in ("", NO_DELAY)
-    return cell.ok and delayed and not cell.is_in_no_verdict and cell.asked["workload"] == "train_step"
+    return cell.ok and delayed and cell.is_comparable and cell.asked["workload"] == "train_step"
 
 
 def _step(cell: Cell, line: OverDepth | None) -> OneRankStep | None:

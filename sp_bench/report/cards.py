@@ -109,7 +109,7 @@ def card(setting: Setting) -> Card:
         words.kernel(first),
     ]
     if not place.contested:
-        left_out = any(c.ok and c.is_in_no_verdict and place_key(c) == place_key(first) for c in setting.cells)
+        left_out = any(c.ok and not c.is_comparable and place_key(c) == place_key(first) for c in setting.cells)
         lone = f"Only {the_method(place.leader)} {'can be compared' if left_out else 'was measured'} here."
         also = _also(setting, place)
         figures = numbers(setting, (place.leader,))
@@ -130,7 +130,7 @@ def card(setting: Setting) -> Card:
         setting.title,
         ", ".join(filter(None, where)),
         verdict(place),
-        proven and grade is not None and not grade.is_weak,
+        proven and grade is not None and grade.may_be_bold,
         compared(setting, place),
         memory_words(setting),
         _also(setting, place),
@@ -173,7 +173,7 @@ def _methods_of(cells: Sequence[Cell]) -> str:
 
 def _of_kernels(setting: Setting) -> Card:
     """Compares kernels without a method, at the longest length."""
-    known = [cell for cell in setting.cells if cell.ok and not cell.is_in_no_verdict]
+    known = [cell for cell in setting.cells if cell.ok and cell.is_comparable]
     if not known:
         return Card(setting.title, "", WAITING, False, "", memory_words(setting), (), setting.cells)
     longest = max(cell.asked["seq_len"] or 0 for cell in known)
@@ -336,7 +336,7 @@ def _also(setting: Setting, main: Place) -> tuple[str, ...]:
 def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
     """(library, our method of its kind on its kernel), at the longest length at which both ran side by side."""
     found: dict[str, tuple[Cell, Cell]] = {}
-    cells = [c for c in setting.cells if c.ok and not c.is_in_no_verdict and c.asked["fabric"] == setting.fabrics[0]]
+    cells = [c for c in setting.cells if c.ok and c.is_comparable and c.asked["fabric"] == setting.fabrics[0]]
     for their, ours in sorted(
         counterparts(cells), key=lambda pair: (-pair[0].asked["sp_size"], -pair[0].asked["seq_len"])
     ):

@@ -7,6 +7,7 @@ from typing import Any
 from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
+from sp_bench.analysis.grades import legend
 from sp_bench.analysis.ladder import ladders
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
@@ -18,21 +19,21 @@ from sp_bench.analysis.signs import RIVALS, Count, counts
 from sp_bench.formats import counted, gib, number
 from sp_bench.report.cards import compared, verdict
 from sp_bench.report.caveats import statuses
-from sp_bench.report.page.appendix import device, parity
+from sp_bench.report.page.appendix import parity
 from sp_bench.report.published import beside
 from sp_bench.report.setting_tables import Line, tables
 from sp_bench.report.table import Column, Table, plain, section
 from sp_bench.rows import git
 
-LONG = 131072  # tokens; shorter steps are too short for a device's power to settle, so their devices are not listed
 INTRODUCTION = """# Results
 
-`sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows. [CAMPAIGNS.md](CAMPAIGNS.md) says
-where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
-GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the whole interval is within
+`sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows; the page of a campaign has its
+devices too. [CAMPAIGNS.md](CAMPAIGNS.md) says where the rows come from, and which are of code before commit c1f674b.
+Methods are compared at one length, number of GPUs, fabric and kernel, each by its fastest variant, by ratios of step
+times. A tie: the whole interval is within
 {smallest:.0%} of 1. Undecided: an interval that is neither a tie nor clear of 1, or replicates that differ by more than
-the methods do. Brackets hold intervals, of 6 replicates or more; without them nothing is proven. Grades: A, an interval
-and no doubt; B, 2 to 5 replicates; C, one replicate, a doubtful one or older code ([METRICS.md](METRICS.md#grades)).
+the methods do. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
+[Grades](METRICS.md#grades): {grades}.
 Each ratio of two step times is of replicates that pair: of one campaign, on one machine, with one code. Without such
 replicates two methods are not compared. Times and other numbers are medians over all replicates: compare them within
 one campaign, since machines and code differ. `code` is the commit that the rows name; where rows come from a copy of
@@ -44,9 +45,6 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
     """The whole file. It leaves out CPU cells, whose times mean nothing for GPUs."""
     on_gpus = [s for s in settings if s.main is not None and s.main.first.processor == "GPU"]
     smallest = settings[0].smallest if settings else 0.0
-    shown = {cell.cell_id: cell for setting in on_gpus if setting.main for cell in setting.main.cells}
-    shown |= {a.cell_id: a for s in on_gpus for c in s.cells if c.cell_id in shown and (a := s.alone.get(c.cell_id))}
-    of_devices = [cell for cell in shown.values() if (cell.asked["seq_len"] or 0) >= LONG]
     sections: list[Table[Any]] = [
         _over_campaigns(counts(on_gpus)),
         *(_places(setting) for setting in on_gpus),
@@ -56,9 +54,12 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
         plain("Kernels alone", "", KERNELS, _kernels(settings)),
         *_memory([s for s in settings if any(cell.processor == "GPU" for cell in s.cells)]),
         plain("Bytes", "", BYTES, _bytes(cells)),
-        *(device(of_devices), parity(cells), beside(cells)),
+        *(parity(cells), beside(cells)),
     ]
-    first = [INTRODUCTION.format(smallest=smallest), f"{statuses(cells)} They are of {_campaigns(cells)}.\n"]
+    first = [
+        INTRODUCTION.format(smallest=smallest, grades=legend()),
+        f"{statuses(cells)} They are of {_campaigns(cells)}.\n",
+    ]
     return "\n".join([*first, *filter(None, map(section, sections))]).rstrip() + "\n"
 
 
@@ -256,7 +257,7 @@ def _beside(their: Cell) -> str:
 
 
 def _grade(found: Difference | None) -> str:
-    return found.grade.mark if found and found.ratio is not None else ""
+    return found.grade.words if found and found.ratio is not None else ""
 
 
 def _over(found: Difference) -> str:

@@ -5,8 +5,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
+from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.chosen import AXES, Lines, Words, as_shown, chosen
+from sp_bench.analysis.grades import legend
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
@@ -43,7 +45,7 @@ def write(
     """
     look = options.look
     selection, known = measured(folders, options, executor)
-    lines = chosen(known, [(name, as_shown(words, selection.campaigns)) for name, words in asked])
+    lines = chosen(known, [(name, as_shown(values, selection.campaigns)) for name, values in asked])
     drawing, made = draw_lines(lines, look), table_of(lines)
     environment = "figure*" if look.column == 2 else "figure"
     texts = {
@@ -62,7 +64,7 @@ def table_of(lines: Lines) -> Table[TableLine]:
     first = lines.lines[0]
     groups = []
     for place in lines.places:
-        there = [(line.name, cell) for line in lines.lines if (cell := line.cells.get(place))]
+        there = [(line.name + words.bound(cell), cell) for line in lines.lines if (cell := line.cells.get(place))]
         of = [TableLine(name, cell, _beside(first.cells.get(place), cell)) for name, cell in there]
         groups.append(Group(f"{whole(place)} {AXES[lines.over]}", tuple(of)))
     speed, read = speed_of(lines)
@@ -71,11 +73,12 @@ def table_of(lines: Lines) -> Table[TableLine]:
         Column(speed, lambda line: read(line.cell), number, absent=_without_time),
         Column("GiB", lambda line: memory_gib(line.cell), gib),
         Column("time", lambda line: line.beside and line.beside.words, absent=lambda line: ""),
-        Column("grade", lambda line: line.beside and line.beside.grade.mark, absent=lambda line: ""),
+        Column("grade", lambda line: line.beside and line.beside.grade.words, absent=lambda line: ""),
     )
+    marks = {line.beside.grade.mark for group in groups for line in group.lines if line.beside}
     about = (
         f"GiB: peak of a GPU. Time: of a step, over that of {first.name}, paired by replicate, with a 95% interval "
-        "from 6 pairs on. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak."
+        f"from 6 pairs on.{f' Grades: {legend(marks)}.' if marks else ''}"
     )
     return Table(shared(lines), about, columns, tuple(groups))
 

@@ -203,7 +203,7 @@ def _of_one_rank(
 
     def matches(cell: Cell) -> bool:
         delayed = cell.link not in ("", NO_DELAY)
-        return delayed and not cell.is_in_no_verdict and all(cell.asked[name] == value for name, value in rest.items())
+        return delayed and cell.is_comparable and all(cell.asked[name] == value for name, value in rest.items())
 
     read = METRICS[figure.metric][1]
     wholes = [c for c in cells if matches(c) and c.asked["num_layers"] == depth]

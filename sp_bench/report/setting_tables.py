@@ -233,7 +233,7 @@ def _ladder_table(ladder: Ladder) -> Table[Any]:
 def _packed_table(packs: Packs) -> Table[Any]:
     groups = []
     for title, cells in packs.distributions.items():
-        first = next((cell for cell in cells if cell.ok and not cell.is_in_no_verdict), None)
+        first = next((cell for cell in cells if cell.ok and cell.is_comparable), None)
         groups.append(
             Group(title, tuple(PackedLine(**vars(_line(packs.setting, cell, first)), packs=packs) for cell in cells))
         )
@@ -281,7 +281,7 @@ def _group(setting: Setting, cells: Sequence[Cell]) -> Group[Line]:
         c for c in cells if c.ok and not (is_baseline(c) and c.cell_id in {a.cell_id for a in setting.alone.values()})
     ]
     alone = [c for c in cells if c.ok and c not in own]
-    compared = [cell for cell in own if not cell.is_in_no_verdict]
+    compared = [cell for cell in own if cell.is_comparable]
     first = leader(compared, setting.smallest_for(own[0])) if compared else None
     ranked = sorted(own, key=lambda cell: (cell is not first, *by_speed(cell)))
     lines = [_line(setting, cell, first) for cell in ranked]
@@ -303,8 +303,9 @@ def _line(setting: Setting, cell: Cell, first: Cell | None, name: str = "") -> L
     """A cell's line, with its ratio to the first of its group if both have a time."""
     ratio = Difference(first, cell, setting.smallest_for(cell)) if cell.ok and first not in (None, cell) else None
     doubts = "; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags)
-    bound = ", lower bound" if "lower_bound" in cell.flags else ""
-    return Line(setting=setting, cell=cell, name=(name or words.method(cell)) + bound, ratio=ratio, doubts=doubts)
+    return Line(
+        setting=setting, cell=cell, name=(name or words.method(cell)) + words.bound(cell), ratio=ratio, doubts=doubts
+    )
 
 
 # The options that distinguish cells. Left out: how a cell is measured; mappings, which titles name; and options of a

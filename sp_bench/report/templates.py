@@ -104,6 +104,7 @@ class Rows:
     def helpers(self) -> dict[str, Any]:
         own = (
             "has",
+            "measured",
             "cell",
             "cells",
             "pair",
@@ -136,6 +137,13 @@ class Rows:
     def has(self, campaign: str) -> bool:
         """Whether there are rows of it."""
         return campaign in self.folders
+
+    def measured(self, **asked: Any) -> list[Cell]:
+        """The cells of all campaigns with these values that all ranks ran on GPUs."""
+        on_gpus = [
+            each for each in self.every_cell if each.ok and each.processor == "GPU" and each.all_ranks_were_there
+        ]
+        return [each for each in on_gpus if _is_asked(each, asked)]
 
     def cells(self, campaign: str, **asked: Any) -> list[Cell]:
         """The measured cells of a campaign with these values of columns, or of options without a column."""
@@ -171,12 +179,12 @@ class Rows:
         ends = found[0].largest_ok, found[0].smallest_oom
         return Bracket(*(end.asked["seq_len"] for end in ends if end))
 
-    def grid(self, at_least: int = 0, brief: bool = False) -> str:
-        """Ulysses or the ring, as a table, and under it what it is over. brief: see `answers.markdown`."""
+    def grid(self, results: str, at_least: int = 0, brief: bool = False) -> str:
+        """Ulysses or the ring, as a table, and under it what it is over. results, brief: see `answers.markdown`."""
         found = grid(self.settings, at_least, of_one_shape=brief)
         if found is None:
             raise _Refused("Ulysses and the ring did not meet")
-        return f"{answers.markdown(found, brief)}\n*{found.caption} {answers.legend(found, brief)}*"
+        return f"{answers.markdown(found, results, brief)}\n*{found.caption} {answers.legend(found, brief)}*"
 
     def results(self) -> str:
         """Every place that was measured."""
@@ -246,7 +254,7 @@ def require(holds: bool, what: str) -> str:
 
 
 def grade(found: Difference) -> str:
-    return found.grade.mark
+    return found.grade.words
 
 
 def evidence(*found: Difference | Cell) -> str:
@@ -256,7 +264,7 @@ def evidence(*found: Difference | Cell) -> str:
     replicates = counted(sizes[-1], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} replicates"
     pairs = [one for one in found if isinstance(one, Difference)]
     grades = f"grade {' and '.join(sorted({one.grade.mark for one in pairs}))}" if pairs else ""
-    doubts = {why for one in pairs if one.grade.is_weak for why in one.grade.why.split(", ")[:-1]}
+    doubts = {why for one in pairs for why in one.grade.doubts.values() if why}
     kernels = words.listed_words(sorted({words.kernel(each) for each in known}))
     folders = ", ".join(sorted({f"`{row['folder']}`" for each in known for row in each.measured}))
     return f"{', '.join(filter(None, [replicates, grades, *sorted(doubts), kernels]))}; {folders}"

@@ -33,13 +33,31 @@ def test_a_grade_follows_from_the_number_of_pairs(number, mark) -> None:
     assert both(number).is_proven == (mark == "A")
 
 
-def test_one_doubtful_replicate_makes_a_ratio_weak_whatever_their_number() -> None:
-    ring = replicated(11.0, [1.0] * 6)
-    ring[3]["flags"] = ["transient"]
-    found = difference(replicated(10.0, [1.0] * 6, **ULYSSES), ring)
-    assert (found.grade.mark, found.grade.why) == ("C", "flagged transient, 6 replicates")
-    assert found.outcome == "ahead"
+@pytest.mark.parametrize(
+    ("number", "flagged", "mark", "why"),
+    [
+        (6, 1, "B", "1 of 6 flagged transient, 6 replicates"),
+        (6, 2, "B", "2 of 6 flagged transient, 6 replicates"),
+        (6, 3, "C", "3 of 6 flagged transient, 6 replicates"),
+        (3, 1, "B", "1 of 3 flagged transient, 3 replicates"),
+        (2, 1, "C", "1 of 2 flagged transient, 2 replicates"),
+        (6, 6, "C", "flagged transient, 6 replicates"),
+        (1, 1, "C", "flagged transient, 1 replicate"),
+    ],
+)
+def test_a_flag_doubts_its_own_pair_and_half_of_the_pairs_make_a_ratio_weak(number, flagged, mark, why) -> None:
+    """No number leaves a doubtful pair out, and none with one is bold."""
+    ring = replicated(11.0, [1.0] * number)
+    for each in ring[:flagged]:
+        each["flags"] = ["transient"]
+    found = difference(replicated(10.0, [1.0] * number, **ULYSSES), ring)
+    assert (found.grade.mark, found.grade.why) == (mark, why)
+    assert len(found.keys) == number
     assert not found.is_proven
+    assert found.grade.words == f"{mark}{'·once' if number == 1 else ''}·flagged"
+
+
+def test_a_flag_of_memory_doubts_no_time() -> None:
     assert both(6, flags=["leftover_memory"]).grade.mark == "A"  # doubts memory, not times
     assert set(FLAGS) >= DOUBTS
 
@@ -69,7 +87,9 @@ def test_weak_verdicts_are_grey_and_not_bold_and_every_verdict_shows_its_grade()
         page = page_of(rows).html
         assert ("<b>Ulysses is 1.10x" in page) != weak
         assert ('class="verdict weak"' in page) == weak
-        assert f'title="{"flagged transient, " if weak else ""}6 replicates">{"C" if weak else "A"}</span>' in page
+        assert (
+            f'title="{"flagged transient, " if weak else ""}6 replicates">{"C·flagged" if weak else "A"}</span>' in page
+        )
 
 
 def test_two_methods_stand_side_by_side_by_the_replicates_that_pair_alone() -> None:

@@ -1,6 +1,7 @@
 """The grid: Ulysses or the ring by GPUs, length and what was measured, each answer with its grade."""
 
 import json
+import re
 from typing import Any
 
 from sp_bench.analysis.grid import Grid, grid
@@ -10,6 +11,7 @@ from sp_bench.report.answers import legend, markdown
 from .rows import cells_of
 from .test_report import ULYSSES, on_gpus, replicated
 
+LINK = re.compile(r"\[([^\[\]]+)\]\(results/made_up/_campaign\.yaml \"([^\"]+)\"\)")
 SIX = [1.0] * 6
 RING = {"layout": "zigzag"}
 
@@ -22,6 +24,11 @@ def grid_of(*rows: list[dict[str, Any]], at_least: int = 0) -> Grid:
 
 def both(ulysses: float, ring: float, ratios: list[float], **columns: Any) -> list[dict[str, Any]]:
     return [*replicated(ulysses, ratios, **ULYSSES, **columns), *replicated(ring, ratios, **RING, **columns)]
+
+
+def shown(found: Grid, brief: bool = False) -> str:
+    """The table as a reader sees it: without what links hold."""
+    return LINK.sub(r"\1", markdown(found, "results", brief))
 
 
 def one_rank(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -41,11 +48,14 @@ def test_a_cell_names_the_faster_one_with_ratio_interval_and_grade_and_bold_is_f
         both(11.0, 10.0, [1.0, 1.0], fabric="channels_1"),
     )
     assert found.columns == ("attention", "attention, slower links")
-    (line,) = markdown(found).splitlines()[2:]
+    (line,) = shown(found).splitlines()[2:]
     assert line == (
         "| 2 GPUs, 1,024 | FlashAttention-4: **tie, Ulysses 1.010x [1.010, 1.010]** A<br>"
-        "cuDNN: **Ulysses 1.10x [1.10, 1.10]** A<br><sub>FlashAttention-2: ring 1.10x C</sub> "
+        "cuDNN: **Ulysses 1.10x [1.10, 1.10]** A<br><sub>FlashAttention-2: ring 1.10x C·once</sub> "
         "| 1 NCCL channel: ring 1.10x B |"
+    )
+    assert ("C·once", "the zigzag ring against Ulysses, FlashAttention-2, made_up; 1 replicate") in LINK.findall(
+        markdown(found, "results")
     )
     assert found.lines[0].entries[0][1].where == "Ulysses against the zigzag ring, cuDNN, made_up; 6 replicates"
 
@@ -97,13 +107,13 @@ def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
 
     rows = [both(10.0, 11.0, SIX), one_rank(both(10.0, 11.0, [1.0])), one(10.2), one(10.4, num_heads=64)]
     found = grid_of(*rows)
-    assert markdown(found).splitlines()[2:] == [
+    assert shown(found).splitlines()[2:] == [
         "| 2 GPUs, 1,024 | cuDNN: **Ulysses 1.10x [1.10, 1.10]** A |",
         "| 8 GPUs, 1,024, modelled | \N{WHITE CIRCLE} 64/8 heads, cuDNN: Ulysses 1.040x<br>"
         "\N{WHITE CIRCLE} cuDNN: within 3%, Ulysses 1.020x |",
     ]
     brief = grid(settings(cells_of([row for each in rows for row in each])), of_one_shape=True)
     assert brief is not None
-    assert markdown(brief, brief=True).splitlines()[-1].count("\N{WHITE CIRCLE}") == 1
+    assert shown(brief, brief=True).splitlines()[-1].count("\N{WHITE CIRCLE}") == 1
     assert "modelled by one rank" in legend(found)
     assert "one rank" not in legend(grid_of(both(10.0, 11.0, SIX)))

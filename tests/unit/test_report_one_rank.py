@@ -8,12 +8,13 @@ import matplotlib.colors
 import pytest
 
 from sp_bench.analysis.cells import cells
+from sp_bench.analysis.chosen import chosen
 from sp_bench.analysis.limits import limits
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import settings
 from sp_bench.analysis.signs import counts
-from sp_bench.report import EXPORTS
-from sp_bench.report.figures import memory, over_ranks, steps, throughput, traffic, windows
+from sp_bench.report import EXPORTS, explorer, paper
+from sp_bench.report.figures import draw_lines, memory, over_ranks, steps, throughput, traffic, windows
 from sp_bench.report.figures.style import Look, line, mark
 from sp_bench.report.findings import findings
 from sp_bench.report.setting_tables import VALUES, lines, tables
@@ -124,7 +125,7 @@ def test_a_figure_over_ranks_crosses_what_waits_for_the_host():
 
 
 @pytest.mark.parametrize("flag", ["host_bound", "lower_bound"])
-def test_one_real_rank_that_waits_for_the_host_or_for_others_is_in_no_verdict(flag):
+def test_one_real_rank_that_waits_for_the_host_or_for_others_is_not_comparable(flag):
     rows = [*(one(**split, flags=[flag]) for split in SPLITS), *(measured(**split) for split in SPLITS)]
     for setting in settings(cells_of(rows)):
         there = setting.cells[0].all_ranks_were_there
@@ -145,6 +146,17 @@ def test_a_lower_bound_leads_nobody_and_the_page_says_what_it_is():
     page = page_of(rows).text
     assert "lower bound" in page
     assert "Only Ulysses can be compared here." in page
+
+
+def test_a_lower_bound_is_named_in_an_authors_table_and_figure_and_in_the_explorer():
+    found = cells_of([one(**SPLITS[0], flags=["lower_bound"]), one(**SPLITS[1])])
+    asked = [("ours", {"method": ["ulysses"]}), ("theirs", {"method": ["ring"]})]
+    lines_of_authors = chosen(found, asked)
+    ((ours, theirs),) = (group.lines for group in paper.table_of(lines_of_authors).groups)
+    assert (ours.name, theirs.name, theirs.beside) == ("ours", "theirs, lower bound", None)
+    assert "Lower bounds: theirs at 1,024 tokens." in draw_lines(lines_of_authors, Look()).caption
+    names = [line["name"] for line in explorer.data(settings(found), {})["lines"]]
+    assert sorted(names) == ["Ulysses", "zigzag ring, lower bound"]
 
 
 def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():

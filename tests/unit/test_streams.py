@@ -330,6 +330,16 @@ def test_a_figure_has_the_first_batch_of_each_policy_and_each_document_once():
     assert plans.draw(cells_of([row()]), Look()) == []
 
 
+def test_two_models_plans_are_two_panels():
+    config = drawn_trial("dynamic", 4)
+    wide = replace(config, model=replace(config.model, name="wide", head_dim=2 * config.model.head_dim))
+    rows = [row(workload="stream", policy="dynamic", model=c.model.name, config=canonical(c)) for c in (config, wide)]
+    (plot,) = plans.draw(cells_of(rows), Look())
+    assert len(plot.figure.axes) == 2
+    assert set(plot.data["model"]) == {config.model.name, "wide"}
+    assert len({axes.get_title(loc="left") for axes in plot.figure.axes}) == 2
+
+
 def test_a_batch_is_estimated_as_a_step_of_its_tokens():
     config = drawn_trial("dynamic", 4)
     assert [each.workload.policy for each in config.of_stages] == [None] * 5

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
-from sp_bench.analysis.grades import Grade, grade
+from sp_bench.analysis.grades import Grade, grade, legend
 from sp_bench.analysis.identifiers import RECOMPUTED
 from sp_bench.analysis.metrics import memory_gib, mj_per_token, sent_gib
 from sp_bench.analysis.ratios import of_one_machine
@@ -92,7 +92,9 @@ def html(content: Mapping[str, Any], drawer: str) -> str:
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", r"\u003c").replace("&", r"\u0026")
     ours = {"style": style, "drawer": drawer, "script": script, "data": text}
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(source).render(policy=policy, **{name: Markup(each) for name, each in ours.items()})
+    return environment.from_string(source).render(
+        policy=policy, grades=legend(), **{name: Markup(each) for name, each in ours.items()}
+    )
 
 
 def _digest(script: str) -> str:
@@ -224,7 +226,7 @@ def _is_shown(cell: Cell) -> bool:
 def _line(cell: Cell) -> tuple[Any, ...]:
     """Equal for cells of a setting that differ in length alone; its name comes last."""
     place = (cell.asked[name] for name in ("fabric", "world_size", "sp_size", "kernel"))
-    return (*place, ", ".join(filter(None, [words.method(cell), words.pack(cell)])))
+    return (*place, ", ".join(filter(None, [words.method(cell), words.pack(cell)])) + words.bound(cell))
 
 
 def _texts(texts: Iterable[str]) -> dict[str, Any]:
@@ -246,7 +248,7 @@ def _as_json(verdict: Verdict, index: Mapping[str, int]) -> dict[str, Any]:
     return {
         "text": shown(verdict.text, MAX_TEXT),
         "where": shown(f"{where}; {found.grade.why}", MAX_TEXT),
-        "mark": found.grade.mark,
+        "mark": found.grade.words,
         "weak": int(found.grade.is_weak),
         "bold": int(verdict.is_decided),
         "cells": [index[found.fast.cell_id], index[found.slow.cell_id]],

@@ -27,7 +27,7 @@ class Verdict:
     @property
     def is_decided(self) -> bool:
         """Printed in bold."""
-        return self.difference.outcome in (AHEAD, TIE) and not self.difference.grade.is_weak
+        return self.difference.outcome in (AHEAD, TIE) and self.difference.grade.may_be_bold
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -66,7 +66,7 @@ def _of_stacks(settings: Sequence[Setting]) -> Iterator[Verdict]:
     places: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
     smallest = {cell.cell_id: setting.smallest_for(cell) for setting in settings for cell in setting.cells}
     for cell in (cell for setting in settings for cell in setting.cells):
-        if cell.ok and cell.asked["workload"] in TRAINING and not cell.is_in_no_verdict:
+        if cell.ok and cell.asked["workload"] in TRAINING and cell.is_comparable:
             key = (cell.pool, kind(cell), cell.asked["kernel"], *map(cell.options.get, _SAVED_ALIKE), *of_place(cell))
             places.setdefault(key, {}).setdefault(stack(cell), []).append(cell)
     for stacks in places.values():

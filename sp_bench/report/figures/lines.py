@@ -13,7 +13,7 @@ from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
 from sp_bench.config.workload import TRAINING
-from sp_bench.formats import counted
+from sp_bench.formats import counted, whole
 from sp_bench.report.figures.panels import PANEL_IN, grid
 from sp_bench.report.figures.style import (
     BLACK,
@@ -97,7 +97,16 @@ def _caption(lines: Lines) -> str:
     counts = sorted({len(cell.step_ms) for cell in lines.cells if cell.ok})
     replicates = counted(counts[0], "replicate") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} replicates"
     paired = "Times are paired by replicate; bars: 95% intervals of the median, from 6 pairs on."
-    return f"{shared(lines)}. Medians over {replicates}. {paired}{of_one_rank(lines.cells)}"
+    return f"{shared(lines)}. Medians over {replicates}. {paired}{of_one_rank(lines.cells)}{_bounds(lines)}"
+
+
+def _bounds(lines: Lines) -> str:
+    """Lower bounds: the ring at 8,192 and 32,768 tokens."""
+    bounds = [
+        (line.name, [whole(at) for at, cell in line.cells.items() if cell.is_lower_bound]) for line in lines.lines
+    ]
+    named = [f"{name} at {words.listed_words(places)} {AXES[lines.over]}" for name, places in bounds if places]
+    return f" Lower bounds: {'; '.join(named)}." if named else ""
 
 
 def _parts(cell: Cell) -> list[str]:

@@ -84,5 +84,5 @@ def _is_shown(cell: Cell) -> bool:
         asked["workload"] == "attention"
         and asked["sp_size"] >= LEAST_RANKS
         and link not in ("", NO_DELAY)
-        and "lower_bound" not in cell.flags
+        and not cell.is_lower_bound
     )

@@ -69,7 +69,7 @@ def panels(settings: Sequence[Setting], value: Value) -> list[Panel]:
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in setting.cells:
             first = cell.asked["fabric"] == setting.fabrics[0] or (cell.asked["world_size"] or 1) == 1
-            if cell.ok and cell.is_of_a_length and first and not cell.is_in_no_verdict and value(cell) is not None:
+            if cell.ok and cell.is_of_a_length and first and cell.is_comparable and value(cell) is not None:
                 grouped.setdefault(_panel_key(cell), []).append(cell)
         failed = [limit.smallest_oom for limit in setting.limits if limit.smallest_oom and limit.is_bracket]
         for key, cells in sorted(grouped.items(), key=lambda item: (-len(item[1]), str(item[0]))):

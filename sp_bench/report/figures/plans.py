@@ -23,7 +23,7 @@ CAPTION = (
 
 
 def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
-    """A panel for each policy and stream; the method, the dtype and all else change no plan."""
+    """A panel for each policy, stream and model; the method, the dtype and all else change no plan."""
     found: dict[tuple[Any, ...], tuple[Cell, TrialConfig]] = {}
     for cell in cells:
         if cell.asked["policy"] is not None and (config := _config(cell)) is not None:
@@ -32,6 +32,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         return []
     shown = sorted(found.items(), key=lambda item: str(item[0]))[:MOST_PANELS]
     figure, axes = grid(look, len(shown), PANEL_IN)
+    models = {words.model(cell) for _, (cell, _) in shown}
     handles: dict[str, Patch] = {}
     data, longest = [], 1.0
     for (_, (cell, config)), axis in zip(shown, axes, strict=True):
@@ -49,16 +50,15 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
             axis.barh(rank, work / mean, left=ends[rank], color=shade, edgecolor=BLACK, lw=0.4, height=0.8)
             handles.setdefault(f"on {size} rank{'s' * (size > 1)}", Patch(fc=shade, ec=BLACK, lw=0.4))
             ends[rank] += work / mean
-            data.append({"policy": config.workload.policy, "filling": config.workload.filling, "rank": rank,
-                         "pass": index, "tokens": length, "group": size, "work": work / mean,
-                         "trial_ids": trial_ids(cell)})  # fmt: skip
+            data.append({"model": config.model.name, "policy": config.workload.policy,
+                         "filling": config.workload.filling, "rank": rank, "pass": index, "tokens": length,
+                         "group": size, "work": work / mean, "trial_ids": trial_ids(cell)})  # fmt: skip
         longest = max(longest, *ends)
         axis.axvline(1, color=BLACK, lw=0.8, ls=":")
         axis.set_yticks(range(config.world_size))
         axis.invert_yaxis()
-        axis.set_title(
-            wrapped_title(f"{words.policy(cell)}\nbusiest rank {max(ends):.2f}x the mean", look, len(axes)), loc="left"
-        )
+        named = ", ".join(filter(None, [words.model(cell) if len(models) > 1 else "", words.policy(cell)]))
+        axis.set_title(wrapped_title(f"{named}\nbusiest rank {max(ends):.2f}x the mean", look, len(axes)), loc="left")
         axis.set_xlabel("work of a rank, over the mean")
         if is_first(axis):
             axis.set_ylabel("rank")
@@ -78,6 +78,8 @@ def _config(cell: Cell) -> TrialConfig | None:
 
 def _stream(config: TrialConfig) -> tuple[Any, ...]:
     """What a plan depends on."""
-    workload = config.workload
+    workload, model = config.workload, config.model
+    ranks = config.world_size, config.sp_size, config.seq_len, config.seed
     drawn = workload.packing, workload.document_len, workload.document_sigma, workload.document_lens
-    return workload.policy, workload.filling, config.world_size, config.sp_size, config.seq_len, config.seed, *drawn
+    work = model.name, model.num_layers, model.num_heads, model.head_dim
+    return workload.policy, workload.filling, *ranks, *drawn, *work

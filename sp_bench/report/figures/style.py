@@ -204,8 +204,11 @@ def rank_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def plain_log(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic y axis with a few round numbers."""
+    """A logarithmic y axis with a few round numbers; none without values, as where the first line never fits."""
     axes.set_yscale("log")
+    if not values:
+        axes.set_yticks([])
+        return
     low, high = min(values) * 0.85, max(values) * 1.18
     tried = [
         [tick for e in range(-3, 7) for m in round_numbers if low <= (tick := m * 10.0**e) <= high]

@@ -101,7 +101,7 @@ def _ratios(windows: dict[int | None, list[Cell]]) -> dict[int | None, tuple[flo
 def _is_shown(cell: Cell) -> bool:
     """Attention of one of the two, whose messages take time."""
     is_attention = cell.asked["workload"] == "attention" and cell.link != NO_DELAY
-    is_measured = cell.ok and bool(cell.median_step_ms) and not cell.is_in_no_verdict
+    is_measured = cell.ok and bool(cell.median_step_ms) and cell.is_comparable
     return is_measured and is_attention and cell.asked["method"] in METHODS
 
 

@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.grades import legend as grades_legend
 from sp_bench.analysis.grid import Grid
 from sp_bench.analysis.selection import Selection
 from sp_bench.formats import without_escapes
@@ -71,6 +72,7 @@ def render(content: Content) -> str:
         answers_legend=content.answers and grid_legend(content.answers),
         gates=content.gates,
         legend=LEGEND,
+        grades=grades_legend(),
         numbers=numbers,
         sections=appendix(content.cells, numbers),
         left_out=left_out(content.selection),
