@@ -1,9 +1,13 @@
-"""Whether a cost grows faster than its rows: 1,000, 3,000 and 10,000 packed rows, and as many claims. Seconds of a
-core, which a busy machine moves least. Exponents above 1.1 are printed, for reading; above 1.5 they fail."""
+"""Whether a cost grows faster than its rows: 1,000, 3,000 and 10,000 packed rows, and as many claims; and what 100,000
+rows cost. Seconds of a core, which a busy machine moves least. Exponents above 1.1 are printed, for reading; above 1.5
+they fail."""
 
 import math
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +26,7 @@ from ..unit.rows import row, splits
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(3600)]
 SIZES = (1000, 3000, 10_000)
+LARGE = 100_000
 REPLICATES = 6
 LINEAR, QUADRATIC = 1.1, 1.5  # above the first an exponent is printed, above the second it fails
 
@@ -94,3 +99,37 @@ def test_a_cost_grows_no_faster_than_the_rows(verb: str, campaigns: list[Path], 
             points = [f"{s:.2f} s of {n:,}" for n, s in zip(SIZES, seconds, strict=True)]
             print(f"\n{verb}: exponent {found:.2f}; {', '.join(points)}")
     assert found < QUADRATIC
+
+
+SP_BENCH = (sys.executable, "-m", "sp_bench")
+CLAIMS = """
+import pathlib, sp_bench.driver.claims as claims
+with claims.Claims(pathlib.Path("claims")) as of_all:
+    assert len(of_all.take_all([f"{n:012x}-01234567-0" for n in range(2000)], lambda _: False)) == 2000
+"""
+LIMITS: dict[str, tuple[float, float | None, Sequence[str]]] = {  # seconds of a core, GB, the command
+    "status": (3, None, [*SP_BENCH, "status", "large"]),
+    "load": (10, 2, [sys.executable, "-c", "import sp_bench; sp_bench.load(['large'])"]),
+    "compare": (30, 2, [*SP_BENCH, "compare", "large", "large"]),
+    "findings": (60, None, [*SP_BENCH, "report", "large", "--findings=findings.md"]),
+    "claims of 2,000 trials": (1, None, [sys.executable, "-c", CLAIMS]),
+    "advise": (3, None, [*SP_BENCH, "advise", "--model=qwen3_8b", "--gpus=16", "--seq-len=262144"]),
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_rows(tmp_path_factory.mktemp("results") / "large", LARGE)
+
+
+@pytest.mark.parametrize("verb", LIMITS)
+def test_100_000_rows_cost_no_more(verb: str, large: Path, record_property: Callable[[str, object], None]) -> None:
+    seconds, gigabytes, words = LIMITS[verb]
+    with subprocess.Popen(words, cwd=large.parent, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    took, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+    record_property("cost", {"what": verb, "limit_s": seconds, "s": took, "limit_gb": gigabytes, "gb": peak})
+    assert process.returncode == 0
+    assert took <= seconds
+    assert peak <= (gigabytes or math.inf)
