@@ -186,8 +186,8 @@ def _costs(outcomes: Sequence[Outcome]) -> Iterator[str]:
     if costs := [o.properties["cost"] for o in outcomes if "cost" in o.properties]:
         lines = ["| of 100,000 packed rows | s of a core | limit | GB | limit |", "|---|--:|--:|--:|--:|"]
         for cost in costs:
-            limit = "" if cost["limit_gb"] is None else f"{cost['limit_gb']:g}"
-            lines.append(f"| {cost['what']} | {cost['s']:.1f} | {cost['limit_s']:g} | {cost['gb']:.2f} | {limit} |")
+            took, gigabytes = f"{cost['s']:.1f} | {cost['limit_s']:g}", f"{cost['gb']:.2f} | {cost['limit_gb']:g}"
+            lines.append(f"| {cost['what']} | {took} | {gigabytes} |")
         yield "\n".join(lines)
 
 
