@@ -1,5 +1,6 @@
 """Rows -> cells: the replicates of one cell, summarised. A cell's median is the median of its replicates' medians."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from sp_bench.analysis.identifiers import (
     setting_identifier,
 )
 from sp_bench.analysis.statistics import Interval, median_interval
+from sp_bench.config.parsing import ConfigError, parse
+from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import COMPARED
 from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory
 from sp_bench.costs.step_flags import flags_of_times
@@ -91,6 +94,14 @@ class Cell:
     def series(self) -> str:
         """The identifier of the series; its cells share a line of a figure."""
         return self.name.series
+
+    @cached_property
+    def config(self) -> TrialConfig | None:
+        """None if this version has no such trial: options of old rows have changed since, and hands edit others."""
+        try:
+            return parse(TrialConfig, json.loads((self.measured or self.rows)[-1]["config"] or "null") or {})
+        except (ConfigError, ValueError):
+            return None
 
     @cached_property
     def options(self) -> Mapping[str, Any]:

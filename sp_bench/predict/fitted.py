@@ -22,7 +22,6 @@ from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.analysis.selection import select
 from sp_bench.config.conf_files import num_layers
 from sp_bench.config.machine import NO_DELAY, LinkConfig
-from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import nccl
 from sp_bench.costs.device_rates import DeviceRates
@@ -155,11 +154,12 @@ def _is_step(cell: Cell) -> bool:
 
 
 def _step(cell: Cell, line: OverDepth | None) -> OneRankStep | None:
-    """None without a peak, or of several sequences."""
-    config = parse(TrialConfig, json.loads(cell.measured[-1]["config"]))
+    """None without a peak, of several sequences, or with options that this version lacks."""
     peak = line.peak_gib if line else memory_gib(cell)
     step_ms = line.step_ms if line else cell.median_step_ms
-    if peak is None or step_ms is None or config.world_size != config.sp_size or config.num_sequences != 1:
+    if (config := cell.config) is None or peak is None or step_ms is None:
+        return None
+    if config.world_size != config.sp_size or config.num_sequences != 1:
         return None
     ring = cell.asked["ring_degree"] or 1
     return OneRankStep(

@@ -17,11 +17,9 @@ How good that is, is found out by leaving rows out of the fit and predicting the
 P = U * R ranks of one sequence (ulysses x ring), G GPUs of a node.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -34,7 +32,6 @@ from sp_bench.analysis.identifiers import CHECKPOINT_OFFLOAD, KERNEL, OF_STEP, O
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
 from sp_bench.config.method import MethodConfig
-from sp_bench.config.parsing import parse
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
@@ -136,12 +133,9 @@ class Known:
     """A measured cell: what had to be done, and how long it took."""
 
     cell: Cell
+    config: TrialConfig
     work: Work
     ms: float
-
-    @cached_property
-    def config(self) -> TrialConfig:
-        return parse(TrialConfig, json.loads(self.cell.measured[-1]["config"]))
 
     @property
     def works(self) -> Mapping[str, Work]:
@@ -577,4 +571,4 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
         return None
     method = MethodConfig(asked["method"], asked["layout"], dkv_dtype=asked["dkv_dtype"])
     work = attention_work(method, asked["kernel"], shape, (ulysses, ring), Links(speeds.get(where, {})))
-    return Known(cell, work, cell.median_step_ms or 0.0)
+    return Known(cell, cell.config, work, cell.median_step_ms or 0.0) if cell.config else None

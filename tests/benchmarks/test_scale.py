@@ -1,9 +1,12 @@
-"""Whether a cost grows faster than its rows: 1,000, 3,000 and 10,000 packed rows, and as many claims. Seconds of a
-core, which a busy machine moves least. Exponents above 1.1 are printed, for reading; above 1.5 they fail."""
+"""Whether a cost grows faster than its rows: 1,000, 3,000 and 10,000 packed rows, and as many claims; and what 100,000
+rows cost. Seconds of a core, which a busy machine moves least. Exponents above 1.1 are printed, for reading; above 1.5
+they fail."""
 
 import math
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +25,7 @@ from ..unit.rows import row, splits
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(3600)]
 SIZES = (1000, 3000, 10_000)
+LARGE = 100_000
 REPLICATES = 6
 LINEAR, QUADRATIC = 1.1, 1.5  # above the first an exponent is printed, above the second it fails
 
@@ -94,3 +98,43 @@ def test_a_cost_grows_no_faster_than_the_rows(verb: str, campaigns: list[Path], 
             points = [f"{s:.2f} s of {n:,}" for n, s in zip(SIZES, seconds, strict=True)]
             print(f"\n{verb}: exponent {found:.2f}; {', '.join(points)}")
     assert found < QUADRATIC
+
+
+SP_BENCH = (sys.executable, "-m", "sp_bench")
+CLAIMS = """
+import pathlib, sp_bench.driver.claims as claims
+with claims.Claims(pathlib.Path("claims")) as of_all:
+    assert len(of_all.take_all([f"{n:012x}-01234567-0" for n in range(2000)], lambda _: False)) == 2000
+"""
+LIMITS: dict[str, tuple[float, float, Sequence[str]]] = {  # seconds of a core, GB, the command
+    "status": (3, 2, [*SP_BENCH, "status", "large"]),
+    "load": (10, 2, [sys.executable, "-c", "import sp_bench; sp_bench.load(['large'])"]),
+    "compare, two campaigns of 50,000": (30, 2, [*SP_BENCH, "compare", "half", "half"]),
+    "findings": (60, 2, [*SP_BENCH, "report", "large", "--findings=findings.md"]),
+    "claims of 2,000 trials": (1, 2, [sys.executable, "-c", CLAIMS]),
+    "advise": (3, 2, [*SP_BENCH, "advise", "--model=qwen3_8b", "--gpus=16", "--seq-len=262144"]),
+}
+# a process begins with the memory of the one that starts it: this small one does, and says what the command took
+MEASURED = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results")
+    packed_rows(root / "half", LARGE // 2)
+    return packed_rows(root / "large", LARGE)
+
+
+@pytest.mark.parametrize("verb", LIMITS)
+def test_100_000_rows_cost_no_more(verb: str, large: Path, record_property: Callable[[str, object], None]) -> None:
+    seconds, gigabytes, words = LIMITS[verb]
+    measured = subprocess.check_output([sys.executable, "-c", MEASURED, *words], cwd=large.parent, text=True)
+    took, peak = map(float, measured.split())
+    record_property("cost", {"what": verb, "limit_s": seconds, "s": took, "limit_gb": gigabytes, "gb": peak})
+    assert took <= seconds
+    assert peak <= gigabytes

@@ -25,7 +25,7 @@ SECTIONS = {
     r"|may_repeat_a_block|an_alias_inside|aliases_of_yaml|deep_nesting|is_a_pipe|a_pipe_is|whose_name_is_no_rows"
     r"|that_is_no_file_or_leads_out|limited_by_the_memory|stand_four_times",
     "Damage": r"damage|hand_edit_of|by_the_digest|a_copy_under_another",
-    "Load": r"test_load|20_?000_rows|grows_no_faster",
+    "Load": r"test_load|20_?000_rows|100_000_rows|grows_no_faster",
     "Disk": r"full_disk|disk_that|folder_that_is_gone|folder_deleted|folder_that_cannot_be_written",
     "Write protocol": r"test_protocol|_driver_killed_|killed_drivers|late_writer",
     "Concurrency": r"test_claims|two_drivers|another_one_runs|two_runs_of_one|by_one_run_at_a_time",
@@ -134,7 +134,7 @@ def renewed(before: str, outcomes: dict[str, Outcome], seconds: float) -> str:
             matrix = {key: o for key, o in chosen.items() if o.name == MATRIX_TEST}
             beside = [o for o in chosen.values() if o.name != MATRIX_TEST]
             body = [*_matrix(matrix), "### Beside the matrix"] if section == "Fault matrix" else []
-            parts[section] = "\n\n".join([f"## {section}", when, *body, _tests(beside)])
+            parts[section] = "\n\n".join([f"## {section}", when, *body, _tests(beside), *_costs(beside)])
     table = [
         "| section | tests | cases tried | passed | failed | skipped | commit |",
         "|---|--:|--:|--:|--:|--:|---|",
@@ -179,6 +179,16 @@ def _tests(outcomes: Sequence[Outcome]) -> str:
         tried, seconds = sum(o.tried for o in chosen), sum(o.seconds for o in chosen)
         lines.append(f"| {words} | {tried:,} | {outcome} | {seconds:.1f} |")
     return "\n".join(lines)
+
+
+def _costs(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What commands took that were held against a limit."""
+    if costs := [o.properties["cost"] for o in outcomes if "cost" in o.properties]:
+        lines = ["| of 100,000 packed rows | s of a core | limit | GB | limit |", "|---|--:|--:|--:|--:|"]
+        for cost in costs:
+            took, gigabytes = f"{cost['s']:.1f} | {cost['limit_s']:g}", f"{cost['gb']:.2f} | {cost['limit_gb']:g}"
+            lines.append(f"| {cost['what']} | {took} | {gigabytes} |")
+        yield "\n".join(lines)
 
 
 def _cell(text: str) -> str:

@@ -46,6 +46,12 @@ def test_cases_inside_a_test_and_its_parameters_are_counted_together():
     assert line(written, "| Load |").startswith("| Load | 3 | 801 | 2 | 1 | 0 |")
 
 
+def test_what_commands_cost_stands_beside_their_limits():
+    cost = {"what": "load", "limit_s": 10, "s": 6.94, "limit_gb": 2, "gb": 1.271}
+    test = outcome(section="Load", name="test_100_000_rows_cost_no_more", cost=cost)
+    assert line(renewed("", {"a": test}, 60), "| load |") == "| load | 6.9 | 10 | 1.27 | 2 |"
+
+
 def test_a_run_of_the_lies_alone_leaves_the_rest_of_the_page_as_it_is_and_the_other_way_round():
     told = {"group": "Attention", "what": "zeros", "ranks": "1", "trial": "method=ring seq_len=9", "dtype": "bfloat16"}
     lie = outcome(section=LIES, name="test_lie", status="incorrect", reason="a | b", **told)

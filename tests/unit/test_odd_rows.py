@@ -5,6 +5,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from sp_bench.analysis.cells import cells as cells_of
 from sp_bench.analysis.cells import of_equal_steps
 from sp_bench.analysis.selection import select
 from sp_bench.config.options import BY_COLUMN
-from sp_bench.report import packed_gate
+from sp_bench.look import status
+from sp_bench.predict import projection
+from sp_bench.predict.fitted import of_cells, one_rank_steps
+from sp_bench.report import explorer, packed_gate
 from sp_bench.report.cards import cards
 from sp_bench.report.caveats import caveats, statuses
 from sp_bench.report.figures import FIGURES
@@ -31,7 +35,7 @@ from sp_bench.report.findings import findings
 from sp_bench.report.page import Content, render
 from sp_bench.report.setting_tables import tables
 from sp_bench.report.table import latex, markdown
-from sp_bench.rows import consistency, packed, store
+from sp_bench.rows import consistency, flat, packed, store
 from sp_bench.rows.digest import DIGEST, digests
 from sp_bench.rows.names import config_leaves
 from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
@@ -41,7 +45,8 @@ from .rows import collective, hf_step, row
 RESULTS = Path(__file__).parents[2] / "results"
 REAL = (  # campaign: rows of it
     *(("h200x2_headline", 4), ("h200x2_engines_3", 4), ("h200x1_one_rank_held", 3), ("h200x2_longest_7", 3)),
-    *(("h200x2_packed_step", 2), ("h200x2_step_memory_3", 2)),
+    *(("h200x2_packed_step", 2), ("h200x2_step_memory_3", 2), ("cpu_stream", 4), ("h200x1_stream_kernels", 3)),
+    *(("h200x1_one_rank_delta", 2), ("h200x1_one_rank_latent", 2), ("h200x1_one_rank_hybrid_2", 4), ("h200x1_fp8", 4)),
 )
 KEPT = {"schema_version", DIGEST, "cell_id", "trial_id"}  # these follow from the others
 WORD, LONG = "no_such_thing", 2**62
@@ -127,13 +132,29 @@ def shown_everywhere(folder: Path, look: Look) -> int:
     render(Content(selection, cells, cards(found), told, (), made, packed_gate.gates(cells)))
     assert latex(made) or markdown(made) or not plots
     findings(found, cells)
+    one_rank_steps(cells)
+    for hardware in ("h200", "cpu"):
+        with suppress(projection.NotProjectable):
+            of_cells(cells, "", [hardware])
+    explorer.html(explorer.data(found, {}), "")
+    for as_text in flat.FORMATS.values():
+        as_text(consistency.read(folder, flat.FLAT)[0])
+    assert [*status.lines(status.overview(folder))]
     if cells:
         comparison.compare(folder, folder).as_json()
     return len(cells)
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_options_that_no_trial_has_together_end_nothing(rows, tmp_path):
+    """As rows of another version may have them: such a config is none of this version's."""
+    made = [changed(each, "document_len", 3) for each in rows if config_leaves(each["config"])]
+    made = [changed(each, "policy", "<b>") for each in made]
+    assert shown_everywhere(written(made, tmp_path / "odd"), Look()) > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @example(changes=[(0, "policy", "dynamic")])
 @given(changes=CHANGES)
 def test_rows_with_odd_values_are_shown_or_skipped_and_end_nothing(rows, changes):

@@ -1,6 +1,5 @@
 """Which ranks compute which documents of a drawn batch, under each policy: what the planner makes of one batch."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from matplotlib.patches import Patch
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.config import streams
-from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import placing
 from sp_bench.report.figures.panels import MOST_PANELS, PANEL_IN, grid, is_first, left_out, wrapped_title
@@ -26,8 +24,8 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     """A panel for each policy, stream and model; the method, the dtype and all else change no plan."""
     found: dict[tuple[Any, ...], tuple[Cell, TrialConfig]] = {}
     for cell in cells:
-        if cell.asked["policy"] is not None and (config := _config(cell)) is not None:
-            found.setdefault(_stream(config), (cell, config))
+        if cell.asked["policy"] is not None and cell.config:
+            found.setdefault(_stream(cell.config), (cell, cell.config))
     if not found:
         return []
     shown = sorted(found.items(), key=lambda item: str(item[0]))[:MOST_PANELS]
@@ -66,14 +64,6 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         axis.set_xlim(0, 1.05 * longest)
     legend(figure, dict(sorted(handles.items())), look)
     return [Plot("plans", "", figure, CAPTION + left_out(len(found) - MOST_PANELS), pd.DataFrame(data))]
-
-
-def _config(cell: Cell) -> TrialConfig | None:
-    """None of a row that says what no trial can be: it was edited, or is of another version."""
-    try:
-        return parse(TrialConfig, json.loads(cell.rows[0]["config"]))
-    except ConfigError:
-        return None
 
 
 def _stream(config: TrialConfig) -> tuple[Any, ...]:
