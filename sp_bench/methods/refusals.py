@@ -80,8 +80,7 @@ def _delta_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
 
 
 def conversion_reason(method: MethodConfig, kinds: Collection[str]) -> Prose | None:
-    """Why the method cannot compute layers of these kinds (`TrialConfig.kinds`), each in a layout of its own, or None.
-    """
+    """Why the method cannot compute these kinds of layers, each in a layout of its own, or None."""
     if method.layout != "zigzag_by_kind":
         return None
     if not _says(method.name, "CONVERTS"):

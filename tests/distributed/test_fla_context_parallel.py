@@ -23,6 +23,7 @@ from sp_bench import kernels, methods
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.shape import AttentionShape
 from sp_bench.measure import ledger
+from sp_bench.methods import closed_forms
 from sp_bench.oracle import delta as oracle
 from sp_bench.workloads.step import attention_step
 
@@ -81,7 +82,7 @@ def check(case: Case, mesh: DeviceMesh, rank: int, sp_size: int) -> None:
     for name, found, right in zip(oracle.RESULTS, got, want, strict=True):
         assert float((found - right[:, held]).norm() / right.norm()) < 1e-6, f"{case} on rank {rank}: {name}"
     sent = {key: size for key, (_, size) in book.counts.items() if size}
-    assert sent == methods.closed_form(case.method.name)(case.method, case.shape, sp_size), str(case)
+    assert sent == closed_forms.traffic(case.method.name)(case.method, case.shape, sp_size), str(case)
 
 
 @needs("fla-core", "triton")

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sp_bench import hardware, kernels
+from sp_bench import hardware, kernels, methods
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, OF_RANKS, attention_forward_flops, computed
 from sp_bench.kernels import chunked, fla
-from sp_bench.methods import real_rank
+from sp_bench.methods import closed_forms, real_rank
 from sp_bench.oracle import delta
 from sp_bench.planning import plan
 
@@ -114,7 +114,7 @@ def test_the_library_takes_its_own_kernel_and_one_sequence():
 
 
 def test_the_library_gathers_in_the_backward_too_and_twice_as_much_in_zigzag_order():
-    form = methods.closed_form(LIBRARY.name)
+    form = closed_forms.traffic(LIBRARY.name)
     contiguous, zigzag = (form(replace(LIBRARY, layout=each), QWEN3_NEXT, 8) for each in ("contiguous", "zigzag"))
     ours = OF_METHODS["state_passing"](GATHER, QWEN3_NEXT, 8)
     assert contiguous["forward", "all_gather"] == contiguous["backward", "all_gather"] == ours["forward", "all_gather"]
