@@ -308,17 +308,24 @@ class _Converted(torch.autograd.Function):
         return collect(found[None], back, ctx.group)()[0], None, None
 
 
+def in_layout(
+    tensors: Sequence[Tensor], held: LayoutKind, wanted: LayoutKind, group: dist.ProcessGroup
+) -> list[Tensor]:
+    """Tokens [B,n,...] of this rank in one layout -> those of another, of all tensors in one message. They have one
+    dtype."""
+    change = Change(held, wanted, group.size(), tensors[0].shape[1] * group.size())
+    flat = [x.flatten(2) for x in tensors]  # [B,n,H,D] -> [B,n,H*D]
+    moved = _Converted.apply(torch.cat(flat, dim=2), change, group).split([x.shape[2] for x in flat], dim=2)
+    return [part.unflatten(2, x.shape[2:]).contiguous() for part, x in zip(moved, tensors, strict=True)]
+
+
 def converted(attend: Attend, held: LayoutKind, computed: LayoutKind, group: dist.ProcessGroup) -> Attend:
     """`attend`, which computes tokens in the layout `computed`, for tokens in the layout `held`: queries, keys and
     values travel in one message, and the output back in another."""
 
     def converting(q: Tensor, k: Tensor, v: Tensor, kept: Kept | None = None, sinks: Tensor | None = None, /) -> Tensor:
-        there = Change(held, computed, group.size(), q.shape[1] * group.size())
-        back = there._replace(held=computed, wanted=held)
-        flat = [x.flatten(2) for x in (q, k, v)]  # [B,n,H,D] -> [B,n,H*D]
-        moved = _Converted.apply(torch.cat(flat, dim=2), there, group).split([x.shape[2] for x in flat], dim=2)
-        q, k, v = (part.unflatten(2, x.shape[2:]).contiguous() for part, x in zip(moved, (q, k, v), strict=True))
+        q, k, v = in_layout((q, k, v), held, computed, group)
         out = attend(q, k, v, kept, sinks)
-        return _Converted.apply(out.flatten(2), back, group).unflatten(2, out.shape[2:])
+        return in_layout((out,), computed, held, group)[0]
 
     return converting

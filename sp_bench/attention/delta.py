@@ -14,9 +14,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sp_bench.attention.borders import in_layout
 from sp_bench.attention.exchange import Collectives
 from sp_bench.attention.head_exchange import by_rank, exchange_heads
 from sp_bench.attention.merge import wide_dtype
@@ -200,3 +202,15 @@ def by_states(rule: Rule, transport: Collectives, variant: str) -> Attend:
         return out + torch.einsum("bnhd,bhde->bnhe", of_state, cast(Tensor, state).to(of_state.dtype))
 
     return attend
+
+
+def converted(attend: Attend, group: dist.ProcessGroup) -> Attend:
+    """`attend`, which computes contiguous tokens, for tokens in zigzag order: q, k, v and beta travel in one message,
+    g, which is wide, in another, and the output back in a third."""
+
+    def converting(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        q, k, v, beta = in_layout((q, k, v, beta), "zigzag", "contiguous", group)
+        (g,) = in_layout((g,), "zigzag", "contiguous", group)
+        return in_layout((attend(q, k, v, g, beta),), "contiguous", "zigzag", group)[0]
+
+    return converting

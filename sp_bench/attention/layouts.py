@@ -31,7 +31,8 @@ class SequenceLayout:
     striped: tokens r, r+R, r+2R, ... (Striped Attention, arXiv 2311.09431).
     document_zigzag: of each packed document what zigzag would give, so that each document's work is equal on all ranks.
         The early chunks of all documents come first, then the late ones.
-    zigzag_by_kind: as zigzag. Attention under a window is computed on contiguous tokens (`computed_on`).
+    zigzag_by_kind: as zigzag. Attention under a window is computed on contiguous tokens (`computed_on`), and so is the
+        gated delta rule.
     """
 
     kind: LayoutKind = "contiguous"
@@ -191,7 +192,7 @@ def packed_blocks(
     if kind == "document_zigzag":
         return _blocks_of_chunks(q_rank, kv_rank, [length // (2 * ring_degree) for length in documents])
     layout, seq_len = SequenceLayout(kind, ring_degree), sum(documents)
-    queries = _placed(layout.runs(q_rank, seq_len))
+    queries = placed(layout.runs(q_rank, seq_len))
     if q_rank == kv_rank:
         own = (
             min(whole.stop, run.stop) - max(whole.start, run.start) for whole in spans(documents) for _, run in queries
@@ -203,7 +204,7 @@ def packed_blocks(
     return [
         Block(_within(q_at, run, seen[0]), _within(kv_at, keys, seen[1]), causal=False)
         for q_at, run in queries
-        for kv_at, keys in _placed(layout.runs(kv_rank, seq_len))
+        for kv_at, keys in placed(layout.runs(kv_rank, seq_len))
         if (seen := seen_across(run, keys, documents))
     ]
 
@@ -259,7 +260,7 @@ def borders(
     wanted = _joined(of_runs)
     pieces = _pieces(layout, wanted, seq_len)
     own, before = [], []
-    for (rows, run), whole, border in zip(_placed(runs), going_on, of_runs, strict=True):
+    for (rows, run), whole, border in zip(placed(runs), going_on, of_runs, strict=True):
         of_run, inside = slice(rows, rows + len(run)), cut_by(wholes, run)
         hides = window < max(inside)
         packed = inside if len(inside) > 1 else ()
@@ -268,7 +269,7 @@ def borders(
         if not border:
             continue
         seeing = min(len(run), whole.stop - run.start, window - 1)
-        at, keys = next((at, keys) for at, keys in _placed(wanted) if border.start in keys)
+        at, keys = next((at, keys) for at, keys in placed(wanted) if border.start in keys)
         hides = seeing + len(border) > window  # something of the border from the last query that sees any of it
         # Where more queries than keys see a border, the first of them see all of it. They get a block without a mask:
         # with one FlashAttention-2 would hide keys from them, since it lowers a window's right side to the number of
@@ -297,8 +298,8 @@ def _pieces(held: SequenceLayout, wanted: Sequence[range], seq_len: int) -> tupl
     return tuple(
         Piece(holder, _within(rows, run, part), _within(at, tokens, part))
         for holder in range(held.ring_degree)
-        for rows, run in _placed(held.runs(holder, seq_len))
-        for at, tokens in _placed(wanted)
+        for rows, run in placed(held.runs(holder, seq_len))
+        for at, tokens in placed(wanted)
         if (part := range(max(run.start, tokens.start), min(run.stop, tokens.stop)))
     )
 
@@ -318,7 +319,7 @@ def _joined(runs: Iterable[range]) -> list[range]:
 def tails(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> tuple[slice, ...]:
     """Where among the tokens of ring rank `rank` those are that others' queries may see: the last of each run."""
     runs = SequenceLayout(kind, ring_degree).runs(rank, seq_len)
-    return tuple(slice(rows + max(len(run) - window + 1, 0), rows + len(run)) for rows, run in _placed(runs))
+    return tuple(slice(rows + max(len(run) - window + 1, 0), rows + len(run)) for rows, run in placed(runs))
 
 
 def striped_window_blocks(rank: int, ring_degree: int, shard_len: int, window: int) -> list[Block | None]:
@@ -390,7 +391,7 @@ def cut_by(wholes: Iterable[range], run: range) -> tuple[int, ...]:
     return tuple(length for length in met if length > 0)
 
 
-def _placed(runs: Sequence[range]) -> list[tuple[int, range]]:
+def placed(runs: Sequence[range]) -> list[tuple[int, range]]:
     """Each run with its place among the local tokens."""
     starts = accumulate((len(run) for run in runs), initial=0)
     return list(zip(starts, runs, strict=False))

@@ -36,6 +36,7 @@ class MethodConfig:
                 "yunchang": "yunchang",
                 "torch_context_parallel": "torch context parallel",
                 "transformer_engine": "TransformerEngine",
+                "fla_context_parallel": "flash-linear-attention's context parallelism",
             },
         ),
     ]
@@ -43,7 +44,7 @@ class MethodConfig:
         Literal["contiguous", "zigzag", "striped", "document_zigzag", "zigzag_by_kind"],
         Declared(
             "which tokens a rank holds: contiguous | zigzag | striped | document_zigzag | zigzag_by_kind, whose layers "
-            "with a window convert to contiguous and back",
+            "of kind window or delta convert to contiguous and back",
             of=ATTENTION,
         ),
     ] = "contiguous"

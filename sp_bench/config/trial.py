@@ -164,7 +164,6 @@ class TrialConfig:
             "workload.window": (workload.window, None),
             "workload.sinks": (workload.sinks, False),
             "workload.launch": (workload.launch or "eager", "eager"),
-            "method.layout": (self.method.layout, "contiguous"),
             "method.exchange": (self.method.exchange or "collectives", "collectives"),
             "model.kv_lora_rank": (model.kv_lora_rank, None),
         }
@@ -192,7 +191,12 @@ class TrialConfig:
                 workload.activation_checkpointing,
                 ("none", "selective", "selective_mlp"),
             ),
-            "method": (method.name, ("ulysses", "single")),
+            "method": (method.name, ("ulysses", "ring", "single")),
+            "method.states": (
+                method.states,
+                ("gather", "chain") if method.name == "ring" else (None, "gather", "chain"),
+            ),
+            "method.layout": (method.layout, ("contiguous", "zigzag_by_kind")),
             "method.head_chunks": (method.head_chunks or 1, (1,)),
             "method.exchange": (method.exchange or "collectives", ("collectives",)),
         }
@@ -471,7 +475,7 @@ class TrialConfig:
         """How attention of a kind is split over the ranks."""
         if kind != "delta" or self.method.states is None:
             return self.method
-        return MethodConfig("state_passing", variant=self.method.states)
+        return MethodConfig("state_passing", self.method.layout, variant=self.method.states)
 
     def kernel_of(self, kind: str) -> str:
         """The kernel of attention of a kind."""

@@ -243,15 +243,15 @@ def window_ring_traffic(
 
 
 def conversion_traffic(shape: AttentionShape, ring_rank: int, ring_degree: int) -> Traffic:
-    """Bytes that one ring rank sends to turn zigzag tokens into contiguous ones and back: of a layer's attention Q, K
-    and V go and the output returns, and in the backward their gradients.
+    """Bytes that one ring rank sends to turn zigzag tokens into contiguous ones and back: what attention reads goes and
+    the output returns, and in the backward their gradients.
 
     Of 2R chunks a rank holds two, and keeps those that it holds in both layouts.
     """
     zigzag, contiguous = {ring_rank, 2 * ring_degree - 1 - ring_rank}, {2 * ring_rank, 2 * ring_rank + 1}
     tokens = Fraction(shape.batch_size * shape.seq_len * len(zigzag - contiguous), 2 * ring_degree)
-    of_token = (shape.num_heads + shape.num_kv_heads) * (shape.head_dim + shape.value_dim)
-    one_way = tokens * of_token * shape.element_bytes
+    softmax = (shape.num_heads + shape.num_kv_heads) * (shape.head_dim + shape.value_dim) * shape.element_bytes
+    one_way = tokens * (_delta_token_bytes(shape) if shape.gated_delta else softmax)
     return add_traffic({("forward", "send"): one_way, ("backward", "send"): one_way})
 
 
@@ -292,25 +292,36 @@ def all_gather_traffic(
 
 
 def delta_heads_traffic(shape: AttentionShape, sp_size: int) -> Traffic:
-    """Bytes of the head exchange of the gated delta rule: q, k, v, beta, the logarithm of the decay in fp32 (fp64), and
-    the output; in the backward their gradients."""
-    of_token = 2 * shape.num_kv_heads * shape.head_dim + shape.num_heads * (2 * shape.value_dim + 1)
-    of_token = of_token * shape.element_bytes + shape.num_heads * _wide_bytes(shape)
-    one_way = Fraction(shape.batch_size * shape.seq_len, sp_size) * of_token * Fraction(sp_size - 1, sp_size)
+    """Bytes of the head exchange of the gated delta rule; in the backward the gradients of what the forward sends."""
+    tokens = Fraction(shape.batch_size * shape.seq_len, sp_size)
+    one_way = tokens * _delta_token_bytes(shape) * Fraction(sp_size - 1, sp_size)
     return add_traffic({("forward", "all_to_all"): one_way, ("backward", "all_to_all"): one_way})
+
+
+def _delta_token_bytes(shape: AttentionShape) -> int:
+    """Of one token q, k, v, beta, the logarithm of the decay in fp32 (fp64), and the output."""
+    elements = 2 * shape.num_kv_heads * shape.head_dim + shape.num_heads * (2 * shape.value_dim + 1)
+    return elements * shape.element_bytes + shape.num_heads * _wide_bytes(shape)
 
 
 def state_traffic(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> Traffic:
     """Bytes of states in fp32 (fp64), whatever the length is. By gather: of each rank the state that its tokens make of
     none, and the transition; in the backward their gradients by reduce-scatter. As a chain: the state, to the next
-    rank; in the backward its gradient, to the one before."""
-    of_values = shape.batch_size * shape.num_heads * shape.head_dim * _wide_bytes(shape)
+    rank; in the backward its gradient, to the one before. Tokens in zigzag order are converted, which grows with the
+    length."""
+    converting = conversion_traffic(shape, rank, sp_size) if method.layout == "zigzag_by_kind" else {}
     if method.variant == "chain":
-        state = Fraction(of_values * shape.value_dim)
+        state = Fraction(shape.batch_size * shape.num_heads * shape.head_dim * shape.value_dim * _wide_bytes(shape))
         forward, backward = state * (rank < sp_size - 1), state * (rank > 0)
-        return add_traffic({("forward", "send"): forward, ("backward", "send"): backward})
-    both = Fraction((sp_size - 1) * of_values * (shape.value_dim + shape.head_dim))
-    return add_traffic({("forward", "all_gather"): both, ("backward", "reduce_scatter"): both})
+        return add_traffic({("forward", "send"): forward, ("backward", "send"): backward}, converting)
+    both = Fraction((sp_size - 1) * delta_map_bytes(shape))
+    return add_traffic({("forward", "all_gather"): both, ("backward", "reduce_scatter"): both}, converting)
+
+
+def delta_map_bytes(shape: AttentionShape) -> int:
+    """Of the state that some tokens make of none, [B,H,D,Dv], and of its transition, [B,H,D,D], in fp32 (fp64)."""
+    sizes = shape.batch_size * shape.num_heads * shape.head_dim * (shape.value_dim + shape.head_dim)
+    return sizes * _wide_bytes(shape)
 
 
 def _wide_bytes(shape: AttentionShape) -> int:
@@ -334,8 +345,8 @@ def _usp_rank(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: i
     return add_traffic(ulysses_traffic(shape, degree, sp_size), ring)
 
 
-# Under a window the ranks of a ring send different numbers of bytes, and in a chain of states the first and the last:
-# (method, shape, sp_size, rank) -> those of `rank`.
+# Under a window the ranks of a ring send different numbers of bytes, in a chain of states the first and the last, and
+# where they convert: (method, shape, sp_size, rank) -> those of `rank`.
 OF_RANKS: Mapping[str, Callable[[MethodConfig, AttentionShape, int, int], Traffic]] = {
     "ring": _ring_rank,
     "usp": _usp_rank,
@@ -343,14 +354,17 @@ OF_RANKS: Mapping[str, Callable[[MethodConfig, AttentionShape, int, int], Traffi
 }
 
 
-def _busiest_under_window(name: str, otherwise: ClosedForm) -> ClosedForm:
+def _busiest(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    """That of the rank that sends most."""
+    of_ranks = [OF_RANKS[method.name](method, shape, sp_size, rank) for rank in range(sp_size)]
+    return max(of_ranks, key=lambda traffic: sum(traffic.values()))
+
+
+def _busiest_under_window(otherwise: ClosedForm) -> ClosedForm:
     """The closed form `otherwise`; under a window that of the rank that sends most."""
 
     def form(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-        if shape.window is None:
-            return otherwise(method, shape, sp_size)
-        of_ranks = [OF_RANKS[name](method, shape, sp_size, rank) for rank in range(sp_size)]
-        return max(of_ranks, key=lambda traffic: sum(traffic.values()))
+        return (otherwise if shape.window is None else _busiest)(method, shape, sp_size)
 
     return form
 
@@ -363,12 +377,12 @@ OF_METHODS: Mapping[str, ClosedForm] = {
     ),
     "upipe": lambda method, shape, sp_size: upipe_traffic(shape, sp_size),
     "ring": _busiest_under_window(
-        "ring", lambda method, shape, sp_size: ring_traffic(travelling(method, shape), sp_size, 1, method.dkv_dtype)
+        lambda method, shape, sp_size: ring_traffic(travelling(method, shape), sp_size, 1, method.dkv_dtype)
     ),
     "double_ring": lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype),
     "all_gather": lambda method, shape, sp_size: all_gather_traffic(
         travelling(method, shape), sp_size, method.dkv_dtype, method.layout
     ),
-    "usp": _busiest_under_window("usp", usp_traffic),
-    "state_passing": lambda method, shape, sp_size: state_traffic(method, shape, sp_size, min(1, sp_size - 1)),
+    "usp": _busiest_under_window(usp_traffic),
+    "state_passing": _busiest,
 }

@@ -1,4 +1,5 @@
-"""Declares for each library which communication pattern it has, and what it sends in addition. Only this file says so.
+"""Declares for each library of softmax attention which communication pattern it has, and what it sends in addition.
+Only this file says so.
 
 A pattern is one of our methods with its default options. Tests compare the `traffic` of each adapter with what is
 declared here, and reports show the differences. docs/METHODS.md uses the same terms.

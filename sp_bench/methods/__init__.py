@@ -36,7 +36,7 @@ __all__ = ["Method", "SequenceParallelAttention", "installed", "missing_library_
 NAMES = (
     *("single", "ulysses", "upipe", "ring", "double_ring", "all_gather", "usp", "state_passing"),
     *("ring_flash_attn", "deepspeed_ulysses", "yunchang", "torch_context_parallel", "transformer_engine"),
-    *("deepspeed_ulysses_hf", "ring_flash_attn_llama3"),
+    *("deepspeed_ulysses_hf", "ring_flash_attn_llama3", "fla_context_parallel"),
 )
 
 

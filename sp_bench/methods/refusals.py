@@ -80,7 +80,7 @@ def _delta_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
 
 
 def conversion_reason(method: MethodConfig, kinds: Collection[str]) -> Prose | None:
-    """Why the method cannot compute layers of these kinds, full | window, each in a layout of its own, or None."""
+    """Why the method cannot compute these kinds of layers, each in a layout of its own, or None."""
     if method.layout != "zigzag_by_kind":
         return None
     if not _says(method.name, "CONVERTS"):
@@ -88,6 +88,9 @@ def conversion_reason(method: MethodConfig, kinds: Collection[str]) -> Prose | N
         return f"method.layout=zigzag_by_kind: method {method.name} does not convert; use method={able}, or zigzag"
     if method.sends == "latent":
         return "method.sends=latent, method.layout=zigzag_by_kind: latents are not converted; use method.layout=zigzag"
-    if "window" in kinds:
+    if "window" in kinds or "delta" in kinds:
         return None
-    return "method.layout=zigzag_by_kind converts under a window, and there is none; use method.layout=zigzag"
+    return (
+        "method.layout=zigzag_by_kind converts layers of kind window or delta, and there is none; use "
+        "method.layout=zigzag"
+    )

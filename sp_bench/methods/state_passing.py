@@ -1,7 +1,8 @@
 """The gated delta rule by states: each rank computes its own tokens, and what travels is the state between shards.
 
-Layout: contiguous. Variants: gather, of all ranks' states and transitions; chain, of the state from rank to rank. The
-maths is in sp_bench/attention/delta.py.
+Layouts: contiguous; beside softmax layers in zigzag order zigzag_by_kind, which is converted and back. Variants:
+gather, of all ranks' states and transitions; chain, of the state from rank to rank. The maths is in
+sp_bench/attention/delta.py.
 """
 
 from collections.abc import Iterator
@@ -26,9 +27,9 @@ GATED_DELTA = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
-    if method.layout != "contiguous":
+    if method.layout not in ("contiguous", "zigzag_by_kind"):
         raise ConfigError(f"method.layout={method.layout}: state_passing computes tokens in order; use contiguous")
-    return SequenceLayout(ring_degree=sp_size)
+    return SequenceLayout(method.layout, ring_degree=sp_size)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
@@ -51,4 +52,6 @@ def open(
     # in a decoder of several kinds of layers the mesh is that of the other ones' method
     group = mesh.get_group("ring" if mesh["ring"].size() > 1 else "ulysses")
     attend = delta.by_states(delta.rule(kernel, shape.head_dim**-0.5), Collectives(group), method.variant or "gather")
+    if method.layout == "zigzag_by_kind":
+        attend = delta.converted(attend, group)
     yield SequenceParallelAttention(layout(method, group.size()), attend)

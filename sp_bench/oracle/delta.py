@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.attention.layouts import SequenceLayout, placed
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
@@ -98,16 +98,17 @@ def check_attention(
     Raises:
         Incorrect: the kernel or the method is above its budget.
     """
-    inputs, size = random_inputs(shape, device, seed), attention.layout.sp_size
+    inputs = random_inputs(shape, device, seed)
     want = results(recurrence, [x.to(reference_dtype(inputs[0].dtype, device)) for x in inputs])
     budget = _budget(inputs, want)
     of_kernel: DeltaKernel = kernel
     alone = results(lambda *read: of_kernel.attend(*read, state=None, scale=shape.head_dim**-0.5)[0], inputs)
     kernel_errors = {n: _relative(x, y) for n, x, y in zip(RESULTS, alone, want, strict=True)}
     require(kernel_errors, budget, f"kernel {kernel_name} on one device")
-    mine, wanted = ([x.chunk(size, dim=1)[mesh.get_rank() % size] for x in of_all] for of_all in (inputs, want))
+    held = attention.layout.global_positions(mesh.get_rank() % attention.layout.sp_size, shape.seq_len)
+    mine, wanted = ([x[:, held] for x in of_all] for of_all in (inputs, want))
     errors = _errors(results(attention.attend, mine), wanted, mesh)
-    require(errors, budget, f"method on {size} ranks")
+    require(errors, budget, f"method on {attention.layout.sp_size} ranks")
     return {
         "correctness_seq_len": shape.seq_len,
         **{f"rel_error_{name}": error for name, error in errors.items()},
@@ -126,7 +127,7 @@ class Proof:
     def __init__(
         self, layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, draw: Draw, budget: Errors
     ) -> None:
-        self._shape, self._mesh = shape, mesh
+        self._layout, self._shape, self._mesh = layout, shape, mesh
         self._budget = {name: budget.get(name, max(budget.values())) for name in RESULTS}
         generator = torch.Generator().manual_seed(draw.seed * 1_000_003 + draw.replicate)
         rows = torch.randperm(shape.seq_len // layout.sp_size, generator=generator)
@@ -171,7 +172,7 @@ class Proof:
         return self._check(results, self._wanted(results, inputs), what)
 
     def _wanted(self, found: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-        return _of_shards(inputs, self._shape, self._mesh, backward=len(found) > 1)
+        return _of_runs(inputs, self._layout, self._shape, self._mesh, backward=len(found) > 1)
 
     def _check(self, found: Sequence[Tensor], wanted: Sequence[Tensor], what: Prose) -> Errors:
         errors = _errors(found, wanted, self._mesh)
@@ -179,29 +180,39 @@ class Proof:
         return {name: error for name, error in errors.items() if name in TENSORS}
 
 
-def _of_shards(inputs: Sequence[Tensor], shape: AttentionShape, mesh: DeviceMesh, *, backward: bool) -> list[Tensor]:
-    """What `results` gives of whole sequences, this rank's part: in chunks, in a wider dtype. One rank computes after
-    the other, on the state that the one before leaves; and so back, on the gradient of the state that it leaves."""
+def _of_runs(
+    inputs: Sequence[Tensor], layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, *, backward: bool
+) -> list[Tensor]:
+    """What `results` gives of whole sequences, this rank's part: in chunks, in a wider dtype. The ranks compute one run
+    of tokens after the other, on the state that the one before leaves; and so back, on the gradient of the state that
+    it leaves."""
     wide = reference_dtype(inputs[0].dtype, inputs[0].device)
-    leaves = [x.to(wide).requires_grad_() for x in inputs[:5]]
-    sp_size = mesh["ring"].size() * mesh["ulysses"].size()
-    rank, sizes = mesh.get_rank() % sp_size, (shape.batch_size, shape.num_heads, shape.head_dim, shape.value_dim)
-    before = torch.zeros(sizes, dtype=wide, device=inputs[0].device, requires_grad=True)
-    out = after = before  # of this rank, once it is its turn
-    handed = torch.zeros_like(before)
-    for place in range(sp_size):
-        if place == rank:
-            before = handed.clone().requires_grad_()
-            out, after = chunked.attend(*leaves, state=before, scale=shape.head_dim**-0.5)
-        handed = all_reduce(after.detach().clone() if place == rank else torch.zeros_like(handed), mesh)
-    if not backward:
-        return [out.detach()]
-    gradients, handed = [], torch.zeros_like(handed)
-    for place in reversed(range(sp_size)):
-        if place == rank:
-            *gradients, handed = torch.autograd.grad((out, after), [*leaves, before], (inputs[5].to(wide), handed))
-        handed = all_reduce(handed.clone() if place == rank else torch.zeros_like(handed), mesh)
-    return [out.detach(), *gradients]
+    sizes = (shape.batch_size, shape.num_heads, shape.head_dim, shape.value_dim)
+    handed = torch.zeros(sizes, dtype=wide, device=inputs[0].device)
+    me = mesh.get_rank() % layout.sp_size
+    runs = sorted(
+        (run.start, rank, slice(place, place + len(run)))
+        for rank in range(layout.sp_size)
+        for place, run in placed(layout.runs(rank, shape.seq_len))
+    )
+    mine: dict[int, tuple[list[Tensor], Tensor, Tensor]] = {}  # what a run reads, its output and the state after it
+    for start, rank, rows in runs:
+        if rank == me:
+            read = [x[:, rows].to(wide).requires_grad_() for x in inputs[:5]]
+            read.append(handed.clone().requires_grad_())
+            mine[start] = read, *chunked.attend(*read, scale=shape.head_dim**-0.5)
+        after = mine[start][2].detach().clone() if rank == me else torch.zeros_like(handed)
+        handed = all_reduce(after, mesh)
+    found = {start: [out.detach()] for start, (_, out, _) in mine.items()}
+    handed = torch.zeros_like(handed)
+    for start, rank, rows in reversed(runs) if backward else ():
+        before = torch.zeros_like(handed)
+        if rank == me:
+            read, *made = mine.pop(start)
+            *gradients, before = torch.autograd.grad(made, read, (inputs[5][:, rows].to(wide), handed))
+            found[start] += gradients
+        handed = all_reduce(before.clone(), mesh)
+    return [torch.cat(parts, dim=1) for parts in zip(*found.values(), strict=True)]
 
 
 def _identities(found: Sequence[Tensor], inputs: Sequence[Tensor], mesh: DeviceMesh) -> Errors:

@@ -196,6 +196,7 @@ def _graph_reason(config: TrialConfig) -> str | None:
 ONE_RANK_ENGINES = ("fsdp2", "deepspeed")
 ONE_RANK_LIBRARIES = (
     *("deepspeed_ulysses", "ring_flash_attn", "ring_flash_attn_llama3", "yunchang", "torch_context_parallel"),
+    "fla_context_parallel",
 )
 UNTRIED = "was not tried with one rank"
 _BY_BACKEND = (

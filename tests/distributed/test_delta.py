@@ -27,11 +27,12 @@ from sp_bench.workloads.step import attention_step
 SHAPE = AttentionShape(*(2, 0, 24, 12, 6, True, "float64"), v_head_dim=5, gated_delta=True)
 ULYSSES = MethodConfig("ulysses")
 GATHER, CHAIN = (MethodConfig("state_passing", variant=variant) for variant in ("gather", "chain"))
+CONVERTED = MethodConfig("state_passing", "zigzag_by_kind", variant="gather")
 
 
 def cases(sp_size: int) -> Iterator[Case]:
     """Shards of 70 tokens are one chunk of 64 and a part of one."""
-    for method in (ULYSSES, GATHER, CHAIN):
+    for method in (ULYSSES, GATHER, CHAIN, CONVERTED, replace(CONVERTED, variant="chain")):
         yield Case(method, replace(SHAPE, seq_len=70 * sp_size), "chunked")
     yield Case(GATHER, replace(SHAPE, seq_len=2 * sp_size, batch_size=1, num_kv_heads=24), "chunked")
 
@@ -41,7 +42,8 @@ def check_all(rank: int, sp_size: int) -> None:
     for case, mesh in on_meshes(cases(sp_size)):
         inputs = oracle.random_inputs(case.shape, here(), 0)
         want = oracle.results(oracle.recurrence, inputs)
-        mine, wanted = ([x.chunk(sp_size, dim=1)[rank] for x in xs] for xs in (inputs, want))
+        held = methods.get(case.method.name).layout(case.method, sp_size).global_positions(rank, case.shape.seq_len)
+        mine, wanted = ([x[:, held] for x in xs] for xs in (inputs, want))
         opened = methods.open_counted(case.method, kernel, case.shape, mesh)
         with opened as attention, ledger.Ledger() as book:
             got = attention_step(mine, attention)
@@ -109,9 +111,9 @@ LIES = (_not_passed, _without_decay, _of_another_rank, _without_transition)
 
 
 def check_lies(rank: int, sp_size: int) -> None:
-    ulysses, gather, chain, _ = on_meshes(cases(sp_size))
+    ulysses, gather, chain, converted, *_ = on_meshes(cases(sp_size))
     for dtype in ("float64", "float32", "bfloat16"):
-        for case, mesh in (ulysses, gather, chain):
+        for case, mesh in (ulysses, gather, chain, converted):
             columns = prove(replace(case, shape=replace(case.shape, dtype=dtype)), mesh)
             assert columns.keys() >= {f"rel_error_{name}" for name in oracle.RESULTS}, str(case)
     for lie in LIES:

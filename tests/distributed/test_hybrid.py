@@ -27,6 +27,9 @@ ODD_SIZES = {"delta_heads": 12, "delta_kv_heads": 6, "delta_head_dim": 5}
 UNEVEN = replace(TINY, num_layers=3, num_heads=6, num_kv_heads=3, layers="delta+full", **ODD_SIZES)
 ULYSSES = MethodConfig("ulysses")
 GATHER, CHAIN = (MethodConfig("ulysses", states=states) for states in ("gather", "chain"))
+RING_GATHER, RING_CHAIN = (
+    MethodConfig("ring", "zigzag_by_kind", dkv_dtype="input", states=states) for states in ("gather", "chain")
+)
 SELECTIVE = replace(TRAIN, activation_checkpointing="selective", micro_batches=2)
 
 
@@ -39,11 +42,18 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(GATHER, 2, model=HYBRID, **bf16),
             trial(CHAIN, 2, seq_len=45, model=HYBRID, workload=SELECTIVE),
             trial(ULYSSES, 2, model=HYBRID, **bf16),
+            trial(RING_GATHER, 2, seq_len=45, model=HYBRID, workload=SELECTIVE),
+            trial(replace(RING_CHAIN, layout="contiguous"), 2, model=HYBRID, **bf16),
         ],
-        3: [trial(ULYSSES, 3, seq_len=43, model=UNEVEN), trial(CHAIN, 3, seq_len=43, model=UNEVEN, **bf16)],
+        3: [
+            trial(ULYSSES, 3, seq_len=43, model=UNEVEN),
+            trial(CHAIN, 3, seq_len=43, model=UNEVEN, **bf16),
+            trial(RING_CHAIN, 3, seq_len=43, model=UNEVEN),
+        ],
         4: [
             trial(GATHER, 4, seq_len=90, model=replace(HYBRID, num_kv_heads=4)),
             trial(ULYSSES, 4, model=HYBRID, **bf16),
+            trial(RING_GATHER, 4, model=replace(HYBRID, num_kv_heads=4), **bf16),
         ],
     }[world_size]
 

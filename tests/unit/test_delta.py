@@ -1,23 +1,25 @@
 """The gated delta rule without ranks: closed forms, its kernel, plans and what is refused."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from sp_bench import hardware, kernels
+from sp_bench import hardware, kernels, methods
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS, OF_RANKS, attention_forward_flops, computed
 from sp_bench.kernels import chunked, fla
-from sp_bench.methods import real_rank
+from sp_bench.methods import closed_forms, real_rank
 from sp_bench.oracle import delta
 from sp_bench.planning import plan
 
 QWEN3_NEXT = AttentionShape(*(1, 131_072, 32, 16, 128, True, "bfloat16"), gated_delta=True)
 ULYSSES = MethodConfig("ulysses")
 GATHER, CHAIN = (MethodConfig("state_passing", variant=variant) for variant in ("gather", "chain"))
+LIBRARY = MethodConfig("fla_context_parallel")
 MIB = 2**20
 
 
@@ -69,7 +71,7 @@ def test_chunks_are_the_recurrence_and_go_on_from_a_state(tokens):
     [
         ({"workload": "train_step"}, "no decoder here has such layers; use workload=attention"),
         ({"workload__causal": False}, "workload.causal=False: model.attention=gated_delta (model=qwen3_next_linear)"),
-        ({"method": "ring"}, "method.layout=zigzag: model.attention=gated_delta"),
+        ({"workload__sinks": True}, "workload.sinks=True: model.attention=gated_delta"),
     ],
 )
 def test_what_means_nothing_is_refused(make_config, changes, message):
@@ -87,12 +89,46 @@ def test_a_plan_names_the_methods_and_kernels_that_compute_it(make_config):
     assert "use kernel=math, cpu_flash" in reason(model="tiny")
     assert "use a model with model.attention=gated_delta" in reason(model="tiny", method="state_passing")
     assert "use method=single, ulysses, state_passing" in reason(method="upipe")
+    assert "use method=single, ulysses, state_passing" in reason(method="ring")
+    assert "does not convert; use method=ring" in reason(method="state_passing", method__layout="zigzag_by_kind")
+    assert "needs fla-core: pip install 'sp-bench[flash-linear" in reason(method="fla_context_parallel", kernel="fla")
     assert "use sp_size in {1, 2, 4, 8, 16}, or method=state_passing" in reason(sp_size=64)
     assert reason(kernel="fla") == "kernel fla runs on CUDA only; use kernel=chunked"
     one_rank = {"world": "one_rank", "method": "state_passing", "sp_size": 4}
     assert "use method.variant=gather" in reason(**one_rank, method__variant="chain")
     config = make_config(model="qwen3_next_linear", kernel="chunked", seq_len=4096, **one_rank)
     assert (reason(**one_rank), real_rank.real_place(config)) == ("None", 3)
+
+
+def test_the_library_takes_its_own_kernel_and_one_sequence():
+    def reason(kernel: str = "fla", shape: AttentionShape = QWEN3_NEXT) -> str:
+        with hardware.as_if_installed():
+            return str(methods.get(LIBRARY.name).unsupported_reason(LIBRARY, kernel, shape, 8))
+
+    assert reason() == "None"
+    assert "use kernel=fla" in reason("chunked")
+    assert "use batch_size=1, or method=state_passing" in reason(shape=replace(QWEN3_NEXT, batch_size=2))
+    assert "use model.attention=gated_delta" in reason(shape=replace(QWEN3_NEXT, gated_delta=False))
+    with pytest.raises(ConfigError, match="use contiguous or zigzag"):
+        methods.get(LIBRARY.name).layout(replace(LIBRARY, layout="striped"), 8)
+
+
+def test_the_library_gathers_in_the_backward_too_and_twice_as_much_in_zigzag_order():
+    form = closed_forms.traffic(LIBRARY.name)
+    contiguous, zigzag = (form(replace(LIBRARY, layout=each), QWEN3_NEXT, 8) for each in ("contiguous", "zigzag"))
+    ours = OF_METHODS["state_passing"](GATHER, QWEN3_NEXT, 8)
+    assert contiguous["forward", "all_gather"] == contiguous["backward", "all_gather"] == ours["forward", "all_gather"]
+    assert zigzag == {key: 2 * size for key, size in contiguous.items()}
+
+
+def test_converting_from_zigzag_order_sends_as_heads_do_and_more():
+    """A rank in the middle of 8 keeps none of its tokens; exchanging heads keeps 1/8 of each."""
+    converting = replace(GATHER, layout="zigzag_by_kind")
+    sent = {rank: OF_RANKS["state_passing"](converting, QWEN3_NEXT, 8, rank) for rank in range(8)}
+    heads = OF_METHODS["ulysses"](ULYSSES, QWEN3_NEXT, 8)["forward", "all_to_all"]
+    assert sent[4]["forward", "send"] == sent[4]["backward", "send"] == heads * 8 / 7
+    assert sent[0]["forward", "send"] == sent[4]["forward", "send"] / 2  # it keeps the first of its two chunks
+    assert OF_METHODS["state_passing"](converting, QWEN3_NEXT, 8) == sent[4]
 
 
 @pytest.mark.parametrize(
