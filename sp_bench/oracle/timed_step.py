@@ -131,14 +131,14 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
     is_exact = config.dtype in TOLERANCES
     twin = config if is_exact else float32_twin(config)[0]
     with full_precision():
-        exact, fall, size, columns, line = _rehearse(twin, cut[0], mesh, device)
+        exact, fall, sizes, columns, line = _rehearse(twin, cut[0], mesh, device)
         if is_exact:
             tolerance = TOLERANCES[config.dtype]
             require_same(_runs(config, cut[0], mesh, device, STILL_STEPS), tolerance)
             longer = cut[1:] or [sequences] * (exact.seq_len < config.seq_len and not config.workload.single_step)
             runs = [exact]
             for text in longer:
-                _, run, _, other = _watched(config, text, mesh, device, updates=0, size=size)
+                _, run, _, other = _watched(config, text, mesh, device, updates=0, sizes=sizes)
                 runs, fall = [*runs, run], max(fall, other, key=lambda each: each.error / each.budget)
                 full_depth.require_fall(other, _where(config, run))
             return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
@@ -162,9 +162,9 @@ def _where(config: TrialConfig, run: Run) -> Prose:
 
 def _rehearse(
     twin: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device
-) -> tuple[Run, Fall, float, dict[str, Any], list[tuple[float, float]]]:
-    """The first step of `twin`, which is the trial in fp32 or fp64; how its loss falls after some updates; the size of
-    its first gradient (`FullDepth`); row columns; and its losses and gradient norms.
+) -> tuple[Run, Fall, Mapping[str, float], dict[str, Any], list[tuple[float, float]]]:
+    """The first step of `twin`, which is the trial in fp32 or fp64; how its loss falls after some updates; the sizes of
+    its first gradients (`FullDepth`); row columns; and its losses and gradient norms.
 
     Raises:
         Incorrect: an update is wrong, a parameter has no gradient, or the loss does not fall as the gradients say.

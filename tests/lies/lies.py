@@ -1070,11 +1070,11 @@ def _of_gradients(change: Callable[[str, Any], object], longer_than: int = 0) ->
     return plant
 
 
-def _late_times(factor: float) -> Callable[[], None]:
-    """The gradients of the layers from the third on are `factor` times as large."""
+def _late_times(factor: float, of: str = "") -> Callable[[], None]:
+    """The gradients of the layers from the third on are `factor` times as large; `of` such parameters alone."""
 
     def change(name: str, gradient: Any) -> None:
-        if name.startswith("blocks.") and int(name.split(".")[1]) >= 2:
+        if name.startswith("blocks.") and int(name.split(".")[1]) >= 2 and of in name:
             gradient.mul_(factor)
 
     return _of_gradients(change)
@@ -1374,6 +1374,9 @@ LIES = {
     "late_checkpoint_overwritten": _late_checkpoint_overwritten,
     "late_gradients_halved": _late_times(0.5),
     "late_gradients_zero": _late_times(0.0),
+    "late_norm_gradients_halved": _late_times(0.5, of="norm"),
+    "late_sink_gradients_halved": _late_times(0.5, of="sinks"),
+    "late_decay_gradients_halved": _late_times(0.5, of="log_rate"),
     "negated_after_step_3": _negated_after_step_3,
     "every_second_update_left_out": _after_step_3(_every_second),
     "first_parameter_alone_updated": _after_step_3(_first_parameter_alone),

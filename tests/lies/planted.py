@@ -638,6 +638,27 @@ LIES += [
             ),
             ("late_gradients_halved", "the gradients of the layers from the third on are halved", FALLS, True),
             (
+                "late_norm_gradients_halved",
+                "the gradients of the norms' weights are halved from the third layer on",
+                FALLS,
+                True,
+            ),
+            (
+                "late_sink_gradients_halved",
+                "the gradients of the sinks are halved from the third layer on",
+                FALLS,
+                False,
+                "model.sinks=true",
+            ),
+            (
+                "late_decay_gradients_halved",
+                "the gradients of the rates at which states decay are halved from the third layer on",
+                FALLS,
+                False,
+                *("model.layers=delta+delta+full", "model.delta_heads=8"),
+                *("model.delta_kv_heads=4", "model.delta_head_dim=8"),
+            ),
+            (
                 "late_gradients_zero",
                 "the gradients of the layers from the third on are zero",
                 r"the gradient of blocks\.4\.\S+ in step \d is 0: nothing trains it",
