@@ -5,6 +5,7 @@ replaces functions of the rank's process. What proves a trial must then end it w
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -1080,6 +1081,22 @@ def _late_times(factor: float, of: str = "") -> Callable[[], None]:
     return _of_gradients(change)
 
 
+def _late_kinds_swapped() -> None:
+    """The third layer has the attention of the fourth, and the other way round."""
+    from sp_bench.training import train
+
+    honest = train.open_layers
+
+    @contextmanager
+    def swapped(*args: Any) -> Iterator[Any]:
+        with honest(*args) as opened:
+            layers = [*opened]
+            layers[2:4] = reversed(layers[2:4])
+            yield layers
+
+    train.open_layers = swapped
+
+
 def _negated_after_step_3() -> None:
     """After three steps of an optimizer the backward begins at the negated loss."""
     from sp_bench.engines.fsdp2 import Training
@@ -1374,6 +1391,7 @@ LIES = {
     "late_checkpoint_overwritten": _late_checkpoint_overwritten,
     "late_gradients_halved": _late_times(0.5),
     "late_gradients_zero": _late_times(0.0),
+    "late_kinds_swapped": _late_kinds_swapped,
     "late_norm_gradients_halved": _late_times(0.5, of="norm"),
     "late_sink_gradients_halved": _late_times(0.5, of="sinks"),
     "late_decay_gradients_halved": _late_times(0.5, of="log_rate"),
