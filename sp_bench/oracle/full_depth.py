@@ -9,7 +9,8 @@ still, and the weights w move by a small change D against the gradient g. The lo
     L(w + D) - L(w) = <g(w) + g(w + D), D> / 2
 
 This holds but for the third order of D, and it needs no reference: a gradient that is wrong in any layer says another
-fall than the forward shows. D moves every element by the same size, so each adds to the fall what its gradient says.
+fall than the forward shows. D moves the elements of a parameter by one size, and each parameter so far that all add as
+much to the fall: the gradients of norms, biases and sinks, which are few, count as those of matrices do.
 Where it does not hold, a D a 16th as long tells a third order, which is then 1/256, from a wrong gradient, which is as
 wrong as before.
 
@@ -17,7 +18,7 @@ What it finds belongs to the code, the options and the machine: one trial's proo
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ from sp_bench.training.train import Part, StepResult
 
 UPDATES = 5  # of the optimizer; the proof of few layers sees three, and the last two of these are one odd and one even
 SAMPLE = 2**12  # elements of a rank's part of a parameter that are compared: there are hundreds of parameters
+MOST_MOVED = 2.0**-7  # of an element, where a parameter's gradient is almost zero; weights of norms are 1
 FALL = 0.02  # nats that the loss falls by, within a factor of 1.42, if the gradient is as in the step before
 NEARER = 16  # so many times shorter is the second D
 # D is kept as whole numbers of 1/LEVELS of its size: a byte for each element. Size and LEVELS are powers of two, as the
@@ -99,18 +101,23 @@ class Moved:
 class FullDepth:
     """Watches `num_steps` steps of an engine: `updates` of its optimizer, and two between which the weights move.
 
-    size: the sum of all elements of the gradient without their signs, about, if there are no updates to take it from.
+    sizes: of each parameter the sum of the elements of its gradient without their signs, about, if there are no updates
+    to take them from.
     distance: nats that the loss falls by, about, as the weights move.
     """
 
     def __init__(
-        self, config: TrialConfig, updates: int = UPDATES, size: float | None = None, distance: float = FALL
+        self,
+        config: TrialConfig,
+        updates: int = UPDATES,
+        sizes: Mapping[str, float] | None = None,
+        distance: float = FALL,
     ) -> None:
         self._observer = Observer(config, {}, {}, sample=SAMPLE)
         self._updates, self._distance = updates, distance
         self.num_steps = updates + 2
         self._seen = 0  # steps
-        self.sizes = [] if size is None else [size]  # of the gradient in each step
+        self.sizes = [] if sizes is None else [sizes]  # of the gradients in each step
         self._moved: dict[str, Moved] = {}
         self._zero: Findings = {"zero_gradient": Finding(0.0, 0.0, "")}
 
@@ -148,22 +155,23 @@ class FullDepth:
                 moved.slopes.append(moved.unit * dot(part.local, moved.levels))
 
     def _sized(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """The same parts, of which `sizes` gets the sum."""
-        total = 0.0
+        """The same parts, whose sizes come last in `sizes`."""
+        found: dict[str, float] = {}
         for part in parts:
-            size = _size(part.whole)
+            size = found[part.name] = _size(part.whole)
             if not size > 0:
                 message: Prose = f"the gradient of {part.name} in step {self._seen} is {size:.3g}: nothing trains it"
                 self._zero = {"zero_gradient": Finding(math.inf, 0.0, message, part.name)}
-            total += size
             yield part
-        self.sizes.append(total)
+        self.sizes.append(found)
 
     def _move(self, parts: Iterable[Part]) -> None:
-        _, exponent = math.frexp(math.sqrt(2) * self._distance / self.sizes[-1])  # the size is that of the step before
-        distance = 2.0 ** (exponent - 1)  # of each element
-        unit = distance / LEVELS
+        sizes = self.sizes[-1]  # of the step before
         for part in parts:
+            share = self._distance / len(sizes) / (sizes[part.name] or 1e-9)
+            _, exponent = math.frexp(math.sqrt(2) * min(share, MOST_MOVED))
+            distance = 2.0 ** (exponent - 1)  # of each element
+            unit = distance / LEVELS
             updated, gradient = part.updated.detach(), part.local.detach().flatten()
             values = (updated.to_local() if isinstance(updated, DTensor) else updated).view(-1)
             where = part.offset

@@ -9,7 +9,7 @@ has the initial weights, must be those of the same engine on the same text cut s
   rank they are on.
 
 A pack is cut where the text is: its documents are those of the timed length, but for the last one. Windows are those of
-the timed length.
+the timed length; one that would hide nothing is shorter where steps are compared with one process.
 
 In half precision the reduced length is run in fp32 too: rounding is what the two runs differ by, at full depth.
 
@@ -92,6 +92,14 @@ class CutShort(TrialConfig):
         return [each for each in tokens if each] or super().labelled(seq_len)
 
 
+class Narrow(CutShort):
+    """The same where a window of the timed length would hide nothing: it is shorter by as much as the text is, so that
+    layers with a window differ from those without."""
+
+    def window(self, seq_len: int) -> int | None:
+        return super().window(seq_len) or TrialConfig.window(self, seq_len)
+
+
 class Run(NamedTuple):
     """The first step of the engine on a text of `seq_len` tokens."""
 
@@ -131,14 +139,17 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
     is_exact = config.dtype in TOLERANCES
     twin = config if is_exact else float32_twin(config)[0]
     with full_precision():
-        exact, fall, size, columns, line = _rehearse(twin, cut[0], mesh, device)
+        narrow, padded_len = Narrow(**vars(twin)), padded_seq_len(twin, cut[0].shape[1] - 1)
+        exact, fall, sizes, columns, line = _rehearse(narrow, cut[0], mesh, device)
+        if narrow.window(padded_len) != twin.window(padded_len):
+            (exact,) = _runs(twin, cut[0], mesh, device)
         if is_exact:
             tolerance = TOLERANCES[config.dtype]
             require_same(_runs(config, cut[0], mesh, device, STILL_STEPS), tolerance)
             longer = cut[1:] or [sequences] * (exact.seq_len < config.seq_len and not config.workload.single_step)
             runs = [exact]
             for text in longer:
-                _, run, _, other = _watched(config, text, mesh, device, updates=0, size=size)
+                _, run, _, other = _watched(config, text, mesh, device, updates=0, sizes=sizes)
                 runs, fall = [*runs, run], max(fall, other, key=lambda each: each.error / each.budget)
                 full_depth.require_fall(other, _where(config, run))
             return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
@@ -162,9 +173,9 @@ def _where(config: TrialConfig, run: Run) -> Prose:
 
 def _rehearse(
     twin: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device
-) -> tuple[Run, Fall, float, dict[str, Any], list[tuple[float, float]]]:
-    """The first step of `twin`, which is the trial in fp32 or fp64; how its loss falls after some updates; the size of
-    its first gradient (`FullDepth`); row columns; and its losses and gradient norms.
+) -> tuple[Run, Fall, Mapping[str, float], dict[str, Any], list[tuple[float, float]]]:
+    """The first step of `twin`, which is the trial in fp32 or fp64; how its loss falls after some updates; the sizes of
+    its first gradients (`FullDepth`); row columns; and its losses and gradient norms.
 
     Raises:
         Incorrect: an update is wrong, a parameter has no gradient, or the loss does not fall as the gradients say.

@@ -5,6 +5,7 @@ replaces functions of the rank's process. What proves a trial must then end it w
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -1070,14 +1071,30 @@ def _of_gradients(change: Callable[[str, Any], object], longer_than: int = 0) ->
     return plant
 
 
-def _late_times(factor: float) -> Callable[[], None]:
-    """The gradients of the layers from the third on are `factor` times as large."""
+def _late_times(factor: float, of: str = "") -> Callable[[], None]:
+    """The gradients of the layers from the third on are `factor` times as large; `of` such parameters alone."""
 
     def change(name: str, gradient: Any) -> None:
-        if name.startswith("blocks.") and int(name.split(".")[1]) >= 2:
+        if name.startswith("blocks.") and int(name.split(".")[1]) >= 2 and of in name:
             gradient.mul_(factor)
 
     return _of_gradients(change)
+
+
+def _late_kinds_swapped() -> None:
+    """The third layer has the attention of the fourth, and the other way round."""
+    from sp_bench.training import train
+
+    honest = train.open_layers
+
+    @contextmanager
+    def swapped(*args: Any) -> Iterator[Any]:
+        with honest(*args) as opened:
+            layers = [*opened]
+            layers[2:4] = reversed(layers[2:4])
+            yield layers
+
+    train.open_layers = swapped
 
 
 def _negated_after_step_3() -> None:
@@ -1374,6 +1391,10 @@ LIES = {
     "late_checkpoint_overwritten": _late_checkpoint_overwritten,
     "late_gradients_halved": _late_times(0.5),
     "late_gradients_zero": _late_times(0.0),
+    "late_kinds_swapped": _late_kinds_swapped,
+    "late_norm_gradients_halved": _late_times(0.5, of="norm"),
+    "late_sink_gradients_halved": _late_times(0.5, of="sinks"),
+    "late_decay_gradients_halved": _late_times(0.5, of="log_rate"),
     "negated_after_step_3": _negated_after_step_3,
     "every_second_update_left_out": _after_step_3(_every_second),
     "first_parameter_alone_updated": _after_step_3(_first_parameter_alone),
