@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, zero3
@@ -43,11 +44,12 @@ def run(
     open_stack: Callable[[TrialConfig], Stack],
     config: TrialConfig,
     texts: Sequence[Tensor],
+    mesh: DeviceMesh,
     device: torch.device,
     tick: Tick,
     *,
     token_losses: int,
-    watch: Watch | None,
+    watch: Watch | None = None,
 ) -> list[StepResult]:
     """As `Engine.run`, with the Trainer that `open_stack` gives. `open_stack` imports the Trainer's libraries; it is
     called after DeepSpeed knows the device."""

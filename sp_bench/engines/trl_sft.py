@@ -6,39 +6,28 @@ All of that is part of the timed step, because TRL's users pay for it. Our texts
 dataset as it is: it packs and truncates nothing, and its collator pads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
 from sp_bench.training.text import tokens_of
-from sp_bench.training.train import StepResult, Tick, Watch
+from sp_bench.training.train import StepResult
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED
 traffic = hugging_face.traffic
 
 
-def run(
-    config: TrialConfig,
-    texts: Sequence[Tensor],
-    mesh: DeviceMesh,
-    device: torch.device,
-    tick: Tick,
-    *,
-    token_losses: int,
-    watch: Watch | None = None,
-) -> list[StepResult]:
+def run(*given: Any, **named: Any) -> list[StepResult]:
     with _no_telemetry():
-        return trainer_loop.run(stack, config, texts, device, tick, token_losses=token_losses, watch=watch)
+        return trainer_loop.run(stack, *given, **named)
 
 
 def stack(config: TrialConfig) -> Stack:

@@ -1,5 +1,8 @@
 """`world=one_rank` by the command line: without a proof it is refused, and with one its row says what it is."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from sp_bench.driver import campaign
@@ -7,6 +10,7 @@ from sp_bench.report import read
 from sp_bench.rows import store
 
 from ..unit.rows import collective, commit
+from .conftest import sp_bench
 from .console import console
 
 SHORT = (
@@ -30,15 +34,25 @@ COLUMNS = (
 )
 
 
-def test_one_rank_runs_once_its_method_is_proven_and_shares_no_setting_with_real_ranks(tmp_path, monkeypatch, capfd):
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory) -> Path:
+    """Results in which the method is proven with two ranks."""
+    folder = tmp_path_factory.mktemp("proven")
+    done = sp_bench(folder, "run", *WORDS, "sp_size=2", "seq_len=512", "--no-report")
+    assert done.returncode == 0, done.stderr
+    return folder / "results"
+
+
+def test_one_rank_runs_once_its_method_is_proven_and_shares_no_setting_with_real_ranks(
+    proven, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     assert console(capfd, "run", *WORDS, *ONE)[0] == 1
     refused = store.read(tmp_path / "results" / "one", COLUMNS)[0].to_pylist()
     assert {row["status"] for row in refused} == {"unsupported"}
     assert all("run one first: sp-bench run method=ring" in row["reason"] for row in refused)
 
-    code, _, err = console(capfd, "run", *WORDS, "sp_size=2", "seq_len=512")
-    assert code == 0, err
+    shutil.copytree(proven, tmp_path / "results", dirs_exist_ok=True)
     code, _, err = console(capfd, "run", *WORDS, *ONE)
     assert code == 0, err
     rows = [row for row in store.read(tmp_path / "results" / "one", COLUMNS)[0].to_pylist() if row["status"] == "ok"]
@@ -78,9 +92,9 @@ def test_a_run_writes_the_link_that_it_measured_and_refuses_its_name_before(tmp_
 
 
 @pytest.mark.parametrize("link", ["none", "nvlink"])
-def test_the_longest_sequence_is_searched_for_with_one_rank(tmp_path, monkeypatch, capfd, link):
+def test_the_longest_sequence_is_searched_for_with_one_rank(proven, tmp_path, monkeypatch, capfd, link):
     monkeypatch.chdir(tmp_path)
-    assert console(capfd, "run", *WORDS, "sp_size=2", "seq_len=512")[0] == 0
+    shutil.copytree(proven, tmp_path / "results")
     length = ("seq_len=max", "search.start=512", "search.longest=1024")
     code, out, err = console(capfd, "run", *WORDS, "world=one_rank", f"link={link}", "sp_size=4", *length)
     assert code == 0, err

@@ -12,7 +12,7 @@ from .conftest import sp_bench
 from .console import console
 
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
-ATTENTION = ("method=ring", "sp_size=2", "seq_len=96", *SMALL)
+ATTENTION = ("method=ring", "sp_size=1", "seq_len=96", *SMALL)
 STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96", "isolation=group", *SMALL)
 PAGE = (Path(__file__).parents[2] / "docs" / "OUTSIDE.md").read_text()
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
