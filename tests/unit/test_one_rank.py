@@ -239,6 +239,7 @@ def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, 
         ("one_rank_latent", (6, 54)),
         ("one_rank_delta", (2, 24)),
         ("one_rank_hybrid_delta", (2, 8)),
+        ("one_rank_edges", (10, 20)),
     ],
 )
 def test_the_first_commands_in_a_sweep_prove_all_of_its_cells(tmp_path, name, proofs_and_cells):
