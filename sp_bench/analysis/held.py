@@ -13,6 +13,7 @@ from typing import Any
 
 from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.grades import aged_by
+from sp_bench.analysis.limits import Limit, limits
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.ratios import ratio_of_pairs
 from sp_bench.config.machine import NO_DELAY
@@ -137,6 +138,27 @@ class Sign:
     @property
     def is_right(self) -> bool:
         return (self.predicted > 1) == (self.measured > 1)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A bracket of the longest sequence with all ranks, and one real rank at both of its lengths."""
+
+    limit: Limit
+    ends: tuple[Cell, Cell]  # of one rank: at the length that fits, and at the one that does not
+
+    @property
+    def is_right(self) -> bool:
+        return self.ends[0].fits and self.ends[1].out_of_memory
+
+
+def edges(cells: Sequence[Cell]) -> list[Edge]:
+    """The brackets of which one real rank tried both ends."""
+    tried = [cell for cell in cells if cell.fits or cell.out_of_memory]
+    ones = {_place(cell): cell for cell in tried if not cell.all_ranks_were_there}
+    brackets = (each for each in limits([c for c in tried if c.all_ranks_were_there]) if each.is_bracket)
+    beside = ((each, [ones.get(_place(cell)) for cell in each.cells]) for each in brackets)
+    return [Edge(limit, (fits, fails)) for limit, (fits, fails) in beside if fits and fails]
 
 
 def held(cells: Sequence[Cell]) -> list[Held]:

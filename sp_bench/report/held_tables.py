@@ -6,7 +6,7 @@ from typing import Any
 
 from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs, traced_exposed_ms
+from sp_bench.analysis.held import SMALLEST_SIGN, Edge, Group, Held, Sign, edges, groups, held, signs, traced_exposed_ms
 from sp_bench.analysis.metrics import memory_gib, tokens_per_s_per_gpu
 from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.config.conf_files import num_layers
@@ -33,7 +33,10 @@ ABOUT_SIGNS = (
     f"where they differ by {SMALLEST_SIGN:.0%} or more."
 )
 
-
+ABOUT_EDGES = (
+    "Brackets of the longest sequence that searches with all ranks found, and whether one real rank fits at both of "
+    "their lengths."
+)
 ABOUT_LINES = (
     "Steps of one real rank that ran with few layers; the line through two of them gives the step of all. Where the "
     "whole step ran too, that step counts, and a column has the line's values over it. Published: steps of that model, "
@@ -104,6 +107,17 @@ SIGNS: tuple[Column[Sign], ...] = (
     Column("code", lambda of: "like" if of.is_like_code else "older"),
 )
 
+EDGES: tuple[Column[Edge], ...] = (
+    Column("what", lambda of: f"{_what(of.ends[0])}, {words.method(of.ends[0])}"),
+    Column("options", lambda of: ", ".join(_of_step(of.ends[0]))),
+    Column("ranks", lambda of: of.limit.sp_size),
+    Column("fits with all ranks", lambda of: of.ends[0].asked["seq_len"], "{:,}".format),
+    Column("as one rank", lambda of: _fits(of.ends[0])),
+    Column("does not fit with all", lambda of: of.ends[1].asked["seq_len"], "{:,}".format),
+    Column("as one rank", lambda of: _fits(of.ends[1])),
+    Column("within the bracket", lambda of: "yes" if of.is_right else "no"),
+)
+
 
 LINES: tuple[Column[OverDepth], ...] = (
     Column("what", lambda of: f"{words.model(of.few)}, {words.method(of.few)}"),
@@ -144,6 +158,7 @@ def tables(cells: Sequence[Cell]) -> list[Table[Any]]:
         plain("Whole steps from few layers", ABOUT_LINES, LINES, over_depth(cells)),
         beside_one_rank(cells),
         plain("The ring against Ulysses", " ".join([ABOUT_SIGNS, *_right(of_signs)]), SIGNS, of_signs),
+        plain("The edge of memory as one real rank", ABOUT_EDGES, EDGES, edges(cells)),
         plain("Each cell of one real rank", ABOUT_CELLS, CELLS, found),
     ]
 
@@ -179,6 +194,10 @@ def _right(found: Sequence[Sign]) -> list[str]:
             f"in {sum(of.is_right for of in like)} of {len(like)}."
         )
     return made
+
+
+def _fits(cell: Cell) -> str:
+    return "does not fit" if cell.out_of_memory else "fits"
 
 
 def _near(of: Group) -> str | None:

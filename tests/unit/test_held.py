@@ -131,6 +131,15 @@ def test_a_page_has_the_tables_where_both_kinds_are_on_it():
     assert "One real rank beside all ranks" not in page_of([measured()]).text
 
 
+@pytest.mark.parametrize(("beyond", "right"), [("oom", "yes"), ("ok", "no")])
+def test_one_rank_is_asked_for_both_ends_of_a_bracket(beyond, right):
+    rows = [measured(seq_len=2048), measured(seq_len=4096, status="oom"), one(seq_len=2048)]
+    assert "The edge of memory" not in held_tables.markdown(cells_of(rows))
+    text = held_tables.markdown(cells_of([*rows, one(seq_len=4096, status=beyond)]))
+    (line,) = [line for line in text.splitlines() if line.endswith(f"| {right} |")]
+    assert "| 2,048 | fits | 4,096 |" in line
+
+
 def test_the_map_has_whole_steps_and_marks_what_waits_for_the_host():
     traced = {"kernel_ms": [{"attention": 5.0, "matmul": 1.0, "other": 0.5, "messages": 2.0, "exposed_messages": 1.25}]}
     cells = cells_of([

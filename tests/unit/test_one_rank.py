@@ -200,10 +200,13 @@ def test_no_kernel_of_delta_layers_is_the_chunked_one_and_each_proves_the_other(
         assert proofs.missing_reason(replace(one, kernel=replace(one.kernel, delta="fla")), tmp_path / folder)
 
 
-@pytest.mark.parametrize("name", ["one_rank_held", "one_rank_map"])
-def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name):
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [("one_rank_held", 53), ("one_rank_map", 40), ("one_rank_libraries", 18), ("h200x2_one_rank", 27)],
+)
+def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name, cells):
     configs, _ = sweep.configs(overrides.read_arguments([f"sweep={name}"]))
-    assert 30 <= len(configs) <= (40 if name == "one_rank_map" else 60)
+    assert len(configs) == cells
     for config in configs:
         assert proofs.missing_reason(config, RESULTS) is None, json.loads(canonical(config))
         assert plan.reason_anywhere(config) is None
@@ -236,6 +239,7 @@ def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, 
         ("one_rank_latent", (6, 54)),
         ("one_rank_delta", (2, 24)),
         ("one_rank_hybrid_delta", (2, 8)),
+        ("one_rank_edges", (10, 20)),
     ],
 )
 def test_the_first_commands_in_a_sweep_prove_all_of_its_cells(tmp_path, name, proofs_and_cells):
