@@ -50,7 +50,8 @@ def _entry(entry: Entry, results: str, brief: bool) -> str:
     if entry.is_decided:
         verdict = f"**{verdict}**"
     more = f" ({entry.more})" if entry.more and not brief else ""
-    link = f'({results}/{entry.campaign}/_campaign.yaml "{escape_markdown(entry.where).replace(chr(34), "")}")'
+    title = escape_markdown(entry.where).replace('"', "")
+    link = f'({results}/{entry.campaign}/_campaign.yaml "{title}")'
     if entry.is_of_one_rank:
         return f"[\N{WHITE CIRCLE}]{link} {escape_markdown(entry.label)}: {verdict}{more}"
     text = f"{escape_markdown(entry.label)}: {verdict} [{found.grade.words}]{link}{more}"
