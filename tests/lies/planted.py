@@ -562,6 +562,11 @@ LIES = [
 
 # Of all layers, of later steps, and of gradients at the timed length.
 DEEP = (*TRAIN_STEP, "model.num_layers=5")
+HYBRID = (
+    *("model=qwen3_next_dense", "model.hidden_size=64", "model.intermediate_size=192", "model.vocab_size=256"),
+    *("model.num_heads=8", "model.num_kv_heads=2", "model.head_dim=16"),
+    *("model.delta_heads=8", "model.delta_kv_heads=4", "model.delta_head_dim=8"),
+)
 FALLS = r"with all \d layers at seq_len=48: the loss changes by .* nats where the gradients say"
 FULL = "workload.activation_checkpointing=full"
 
@@ -662,8 +667,7 @@ LIES += [
                 "the gradients of the rates at which states decay are halved from the third layer on",
                 FALLS,
                 False,
-                *("model.layers=delta+delta+full", "model.delta_heads=8"),
-                *("model.delta_kv_heads=4", "model.delta_head_dim=8"),
+                *HYBRID,
             ),
             (
                 "late_gradients_zero",
