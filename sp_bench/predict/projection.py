@@ -565,6 +565,8 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
     if not (of_attention or (workload == "train_step" and asked["engine"] == "fsdp2")):
         return None
     ring = asked["ring_degree"] or 1
+    if ring < 0 or asked["sp_size"] % ring:
+        return None
     ulysses, where = asked["sp_size"] // ring, (asked["fabric"], asked["sp_size"])
     shape = AttentionShape(**{field.name: asked[field.name] for field in fields(AttentionShape) if field.name in asked})
     if asked["sp_size"] > 1 and not speeds.get(where, {}).keys() >= set(METHODS[asked["method"]]):
