@@ -343,11 +343,16 @@ def _stages(row: _Row) -> Iterator[str]:
     if row["stages"] is None:
         if stages != [(row["seq_len"], 1)] * len(step_ms):
             yield f"stage_ends is of stages {stages}; expected {len(step_ms)} batches of {row['seq_len']} tokens"
+        for imbalance in (each["imbalance"] for each in row["batches"] or []):
+            if not 1 - CLOSE <= imbalance <= row["world_size"] * (1 + CLOSE):
+                yield f"imbalance={imbalance} of a batch; from 1 to its {row['world_size']} ranks"
         return
     asked, sequences = parse_stages(row["stages"]), int(row.rows.num_sequences[row.place])
     earlier = [(each.seq_len, each.steps) for each in asked]
     if stages != [*earlier, (row["seq_len"], len(step_ms) - sum(steps for _, steps in earlier))]:
         yield f"stage_ends is of stages {stages}; expected {row['stages']}, then {row['seq_len']} tokens"
+    elif len(row["stage_loss_errors"] or asked) != len(asked):
+        yield f"stage_loss_errors has {len(row['stage_loss_errors'])} entries; expected {len(asked)}, one a change"
     elif row["stage_times"] != stage_times(stages, [*_of_stages(row, asked, sequences), sequences], step_ms):
         yield "stage_times is not what step_ms says of the stages"
     for name in ("tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s"):

@@ -257,6 +257,24 @@ def test_damage_on_the_disk_is_named_and_gives_no_other_value(tmp_path, packs, w
     assert num_named > 15  # the others hit bytes that nothing reads, of which a small file has many
 
 
+@pytest.mark.parametrize(
+    ("campaign", "change", "words"),
+    [
+        ("h200x1_stream", {"stage_loss_errors": [0.0]}, "stage_loss_errors has 1 entries; expected 2"),
+        ("cpu_stream", {"batches": lambda of: [each | {"imbalance": 1.7e308} for each in of]}, "of a batch; from 1 to"),
+        ("cpu_stream", {"batches": lambda of: [each | {"imbalance": 0.5} for each in of]}, "imbalance=0.5 of a batch"),
+    ],
+)
+def test_a_stream_whose_batches_or_stages_cannot_be_is_named(campaign, change, words):
+    rows = store.read(RESULTS / campaign)[0].to_pylist()
+    ((name, value),) = change.items()
+    at = next(i for i, each in enumerate(rows) if each[name])
+    rows[at] |= {name: value(rows[at][name]) if callable(value) else value}
+    breaches = consistency.breaches(pa.Table.from_pylist(rows, schema=store.SCHEMA))
+    assert [*breaches] == [at]
+    assert words in breaches[at]
+
+
 BEFORE_DIGESTS = ("h100_kernels", "h200x2_same_kernel", "h200x2_transformer_engine", "cpu_packed_gate")  # 1 to 4
 
 
