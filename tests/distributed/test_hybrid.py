@@ -77,7 +77,7 @@ def check_attention(config: TrialConfig, columns: dict[str, Any]) -> None:
 
 
 def check_lies_are_refused() -> None:
-    """States that do not pass, and layers of the decoder that forget otherwise than the reference."""
+    """States that do not pass, tokens in zigzag order that are not converted, and layers of the decoder that forget otherwise than the reference."""
     honest, inputs = delta.by_states, DeltaAttention.inputs
 
     def not_passed(rule: delta.Rule, transport: object, variant: str) -> delta.Attend:
@@ -94,6 +94,9 @@ def check_lies_are_refused() -> None:
         with mock.patch.object(DeltaAttention, "inputs", slower), pytest.raises(Incorrect, match="differ"):
             train_step.run(job(config))
     assert delta.by_states is honest
+    not_converted = mock.patch.object(delta, "converted", lambda attend, group: attend)
+    with not_converted, pytest.raises(Incorrect, match="relative error of"):
+        train_step.run(job(trial(RING_GATHER, 2, model=HYBRID)))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -36,7 +36,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         asked, link = cell.asked, cell.link
         passes = "forward, " if asked["pass_kind"] == "forward" else ""
         where = f"{passes}{asked['num_heads']}/{asked['num_kv_heads']} heads, {words.kernel(cell)}"
-        by_size = found.setdefault((where, asked["seq_len"]), {}).setdefault((words.plain_method(cell), link), {})
+        by_size = found.setdefault((where, asked["seq_len"]), {}).setdefault((_name(cell), link), {})
         size = asked["sp_size"]
         by_size[size] = max(by_size.get(size, (cell, speed)), (cell, speed), key=lambda each: each[1])
         links[link] += 1
@@ -54,6 +54,8 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         for (method, link), by_size in sorted(lines.items()):
             known = sorted(by_size.items())
             style = line(known[0][1][0]) | ({} if link == main else SMALL)
+            if known[0][1][0].asked["sends"]:
+                style |= {"mfc": style["color"], "ls": ":"}
             of_method = [(n, speed) for n, (cell, speed) in known if HOST_BOUND not in cell.flags]
             (drawn,) = axis.plot([n for n, _ in of_method], [speed for _, speed in of_method], **style)
             if link == main:
@@ -75,6 +77,10 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         handles["waits for the host"] = handles.pop(HOST_BOUND)  # the last entry
     legend(figure, handles, look)
     return [Plot("ranks", "", figure, caption, pd.DataFrame(data))]
+
+
+def _name(cell: Cell) -> str:
+    return words.plain_method(cell) + (" of latents" if cell.asked["sends"] else "")
 
 
 def _is_shown(cell: Cell) -> bool:
