@@ -13,7 +13,7 @@ from sp_bench.analysis.selection import select
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
-ARGUMENTS = ("method=ring,ulysses", "sp_size=1", "seq_len=96", "campaign=small", *SMALL)
+ARGUMENTS = ("method=ring,ulysses", "sp_size=1", "seq_len=96", "campaign=small", "isolation=group", *SMALL)
 
 
 def command(*arguments: str) -> list[str]:

@@ -108,7 +108,7 @@ def test_a_training_step_is_compared_with_the_recorded_runs(run):
 
 
 def test_an_edited_method_proves_anew(tmp_path):
-    words = ("method.path=mine.py", "sp_size=2", "seq_len=96", "campaign=c", "--no-report", *SMALL)
+    words = ("method.path=mine.py", "sp_size=1", "seq_len=96", "campaign=c", "--no-report", *SMALL)
     (tmp_path / "mine.py").write_text(EXAMPLE)
     assert sp_bench(tmp_path, "run", *words).returncode == 0
     (tmp_path / "mine.py").write_text(f"{EXAMPLE}\nADDED = 1\n")
@@ -124,7 +124,7 @@ def test_an_edited_method_proves_anew(tmp_path):
 def test_a_method_that_is_right_in_the_trial_with_the_proof_alone_is_incorrect(run, workload):
     assert YIELDED in EXAMPLE
     Path("two.py").write_text(TWO_FACED)
-    words = ("method.path=two.py", f"workload={workload}", "sp_size=2", "seq_len=96", *SMALL)
+    words = ("method.path=two.py", f"workload={workload}", "sp_size=1", "seq_len=96", *SMALL)
     assert run(0, *words)[0]["status"] == "ok"
     row, _ = run(1, *words)
     assert row["status"] == "incorrect"

@@ -23,7 +23,7 @@ def result(begins: str, **names: Any) -> Any:
         line.strip() for line in (ROOT / "docs/RUNNING.md").read_text().splitlines() if line.strip().startswith(begins)
     ]
     assert len(found) == 1, f"docs/RUNNING.md has {len(found)} lines that begin with {begins}"
-    return eval(found[0], names | {"glob": glob})  # noqa: S307
+    return eval(found[0], {"glob": glob} | names)  # noqa: S307
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,8 +63,8 @@ def test_rows_have_what_is_recomputed_and_the_tiles():
 
 
 def test_ratios_compare_two_methods_where_both_ran():
-    found = result("sp_bench.ratios", sp_bench=sp_bench)
-    assert len(found) > 100
+    found = result("sp_bench.ratios", sp_bench=sp_bench, glob=lambda _: glob("results/h200x2_libraries*/"))
+    assert len(found) > 20
     place = (found.campaign == "h200x2_libraries_2") & (found.kernel == "cudnn") & (found.seq_len == 131072)
     (line,) = found[place & (found.num_kv_heads == 8)].itertuples()
     assert (round(1 / line.ratio, 3), line.pairs, line.verdict, line.grade) == (1.034, 6, "behind", "A")

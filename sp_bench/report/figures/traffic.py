@@ -1,10 +1,12 @@
 """Bytes that a rank sends for attention, over the number of ranks, by head shape. Lines are the closed form, marks are
 counted, crosses are NVLink's counters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from sp_bench.analysis import words
@@ -39,70 +41,74 @@ CAPTION = (
 
 
 def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
-    found: dict[tuple[object, ...], list[Cell]] = {}
-    for setting in settings:
-        for cell in setting.cells:
-            has_form = not cell.asked["sends"] and not cell.asked["attention_kind"]
-            if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell) and has_form:
-                key = tuple(cell.asked[name] for name in SHAPE)
-                found.setdefault(key, []).append(cell)
-    both = {key[:-1] for key in found if key[-1] != "forward"}  # a panel of the forward alone would repeat them
-    shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
+    shown = _panels(settings)[:MOST_PANELS]
     if not shown:
         return []
-    most = max(sent_gib(cell) or 0.0 for _, cells in shown for cell in cells)
+    most = max(sent_gib(cell) or 0.0 for cells in shown for cell in cells)
     unit, per_gib = ("GiB", 1) if most > 1 / 16 else ("MiB", 1024)  # of the axis; the data are in GiB
     figure, axes = grid(look, len(shown), 1.75, 2.2)
     handles: dict[str, Line2D] = {}
     lines: dict[str, Line2D] = {}  # of the closed form
     data = []
-    for (_, cells), axis in zip(shown, axes, strict=True):
-        length = max(c.asked["seq_len"] for c in cells)
-        here = [c for c in cells if c.asked["seq_len"] == length]
-        for pattern in OWN:
-            curve = [(size, sent) for size in RANKS if (sent := _closed(pattern, here[0], size)) is not None]
-            if not curve:  # one head is no number of ranks' heads
-                continue
-            style = "--" if pattern == "all_gather" else "-"
-            (lines[words.METHODS[pattern]],) = axis.plot(
-                *zip(*((size, sent * per_gib) for size, sent in curve), strict=True),
-                color=COLOURS[pattern],
-                lw=1,
-                ls=style,
-            )
-            data += [
-                {
-                    "method": words.METHODS[pattern],
-                    "sp_size": size,
-                    "seq_len": length,
-                    "what": "closed form",
-                    "gib": sent,
-                }
-                for size, sent in curve
-            ]
-        drawn_cells = [(cell, sent) for cell in _one_a_method(here) if (sent := sent_gib(cell))]
-        for place, (cell, sent) in enumerate(drawn_cells):
-            x = cell.asked["sp_size"] * 1.07 ** (place % 5 - 2)  # beside each other where bytes are equal
-            (drawn,) = axis.plot([x], [sent * per_gib], **mark(cell))
-            handles.setdefault(words.plain_method(cell), drawn)
-            data.append({**about(cell), "what": "counted", "gib": sent, "trial_ids": trial_ids(cell)})
-            if (wire := wire_gib(cell)) is not None:
-                (drawn,) = axis.plot([x], [wire * per_gib], marker="x", color=BLACK, ms=3.5, ls="none")
-                handles.setdefault("NVLink's counters", drawn)
-                data.append({**about(cell), "what": "wire", "gib": wire, "trial_ids": trial_ids(cell)})
+    for cells, axis in zip(shown, axes, strict=True):
+        length = max(cell.asked["seq_len"] for cell in cells)
+        here = [cell for cell in cells if cell.asked["seq_len"] == length]
+        data += [*_forms(axis, here[0], per_gib, lines), *_counted(axis, here, per_gib, handles)]
         rank_axis(axis, RANKS)
         axis.set_ylim(0)
-        asked = here[0].asked
-        batch = f"{asked['batch_size']} x " if asked["batch_size"] != 1 else ""
-        shape = f"{asked['num_heads']}/{asked['num_kv_heads']} heads, {batch}{words.whole(length)} tokens"
-        title = f"{shape}\n{words.workload(here[0])}"
-        axis.set_title(wrapped_title(title, look, len(axes)), loc="left")
+        axis.set_title(wrapped_title(_title(here[0]), look, len(axes)), loc="left")
         axis.set_xlabel("ranks")
         if is_first(axis):
             axis.set_ylabel(f"{unit} sent a rank")
     legend(figure, handles | {name: line for name, line in lines.items() if name not in handles}, look)
-    caption = CAPTION + of_one_rank(cell for _, cells in shown for cell in cells)
+    caption = CAPTION + of_one_rank(cell for cells in shown for cell in cells)
     return [Plot("bytes", "", figure, caption, pd.DataFrame(data))]
+
+
+def _panels(settings: Sequence[Setting]) -> list[list[Cell]]:
+    """The cells of each panel: attention of one shape whose bytes have a closed form."""
+    found: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in (cell for setting in settings for cell in setting.cells):
+        has_form = not cell.asked["sends"] and not cell.asked["attention_kind"]
+        if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell) and has_form:
+            found.setdefault(tuple(cell.asked[name] for name in SHAPE), []).append(cell)
+    both = {key[:-1] for key in found if key[-1] != "forward"}  # a panel of the forward alone would repeat them
+    return [cells for key, cells in found.items() if key[-1] != "forward" or key[:-1] not in both]
+
+
+def _forms(axis: Axes, cell: Cell, per_gib: int, lines: dict[str, Line2D]) -> Iterator[dict[str, Any]]:
+    """Draws the closed forms at a cell's shape. Yields their data."""
+    for pattern in OWN:
+        curve = [(size, sent) for size in RANKS if (sent := _closed(pattern, cell, size)) is not None]
+        if not curve:  # one head is no number of ranks' heads
+            continue
+        name, style = words.METHODS[pattern], "--" if pattern == "all_gather" else "-"
+        sizes, scaled = zip(*((size, sent * per_gib) for size, sent in curve), strict=True)
+        (lines[name],) = axis.plot(sizes, scaled, color=COLOURS[pattern], lw=1, ls=style)
+        for size, sent in curve:
+            length = cell.asked["seq_len"]
+            yield {"method": name, "sp_size": size, "seq_len": length, "what": "closed form", "gib": sent}
+
+
+def _counted(axis: Axes, cells: Sequence[Cell], per_gib: int, handles: dict[str, Line2D]) -> Iterator[dict[str, Any]]:
+    """Draws the counted bytes of cells, and those of NVLink's counters. Yields their data."""
+    drawn_cells = [(cell, sent) for cell in _one_a_method(cells) if (sent := sent_gib(cell))]
+    for place, (cell, sent) in enumerate(drawn_cells):
+        x = cell.asked["sp_size"] * 1.07 ** (place % 5 - 2)  # beside each other where bytes are equal
+        (drawn,) = axis.plot([x], [sent * per_gib], **mark(cell))
+        handles.setdefault(words.plain_method(cell), drawn)
+        yield {**about(cell), "what": "counted", "gib": sent, "trial_ids": trial_ids(cell)}
+        if (wire := wire_gib(cell)) is not None:
+            (drawn,) = axis.plot([x], [wire * per_gib], marker="x", color=BLACK, ms=3.5, ls="none")
+            handles.setdefault("NVLink's counters", drawn)
+            yield {**about(cell), "what": "wire", "gib": wire, "trial_ids": trial_ids(cell)}
+
+
+def _title(cell: Cell) -> str:
+    asked = cell.asked
+    batch = f"{asked['batch_size']} x " if asked["batch_size"] != 1 else ""
+    shape = f"{asked['num_heads']}/{asked['num_kv_heads']} heads, {batch}{words.whole(asked['seq_len'])} tokens"
+    return f"{shape}\n{words.workload(cell)}"
 
 
 def _one_a_method(cells: Sequence[Cell]) -> list[Cell]:
