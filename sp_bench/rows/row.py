@@ -153,9 +153,11 @@ def as_written_today(table: pa.Table) -> pa.Table:
 def _with_window_rate(table: pa.Table) -> pa.Table:
     rows = Arrays(table)
     longest, shortest = (rows.of_lists("window_ms", reduce) for reduce in (np.max, np.min))
-    tokens = rows.numbers("tokens_per_s") * rows.numbers("median_step_ms") * rows.numbers("timed_steps")
-    absent = ~rows.has("window_tokens_per_s") & (shortest != 0) & ~np.isnan(tokens / longest)
-    rates = np.where(absent, tokens / longest, rows.numbers("window_tokens_per_s"))
+    with np.errstate(all="ignore"):  # an odd row is no warning of this program's
+        tokens = rows.numbers("tokens_per_s") * rows.numbers("median_step_ms") * rows.numbers("timed_steps")
+        found = tokens / longest
+    absent = ~rows.has("window_tokens_per_s") & (shortest != 0) & ~np.isnan(found)
+    rates = np.where(absent, found, rows.numbers("window_tokens_per_s"))
     return _replaced(table, "window_tokens_per_s", pa.array(rates, mask=~absent & ~rows.has("window_tokens_per_s")))
 
 

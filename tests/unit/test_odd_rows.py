@@ -145,6 +145,12 @@ def shown_everywhere(folder: Path, look: Look) -> int:
     return len(cells)
 
 
+@pytest.mark.parametrize("odd", [{"window_ms": [5e-324, 5e-324]}, {"tokens_per_s": 1.7e308}])
+def test_an_odd_row_is_read_without_a_warning(odd, tmp_path):
+    folder = written([row(schema_version=SCHEMA_VERSION, **odd)], tmp_path / "odd")
+    assert store.read(folder)[0].num_rows == 1
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_options_that_no_trial_has_together_end_nothing(rows, tmp_path):
     """As rows of another version may have them: such a config is none of this version's."""
