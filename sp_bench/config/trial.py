@@ -268,10 +268,11 @@ class TrialConfig:
             _ = self.of_stages  # each of which refuses options that do not fit it
         if self.workload.policy is not None:
             self._check_policy()
-        if self.engine.name != "fsdp2" or self.model.window is not None:
+        of_megatron = self.engine.name == "megatron" and self.workload.policy == "dynamic"
+        if not (self.engine.name == "fsdp2" or of_megatron) or self.model.window is not None:
             raise ConfigError(
                 f"workload=stream with engine={self.engine.name}, model={self.model.name}: lengths change on "
-                "engine=fsdp2 alone, with a model without windows"
+                "engine=fsdp2, or with policy=dynamic on engine=megatron, with a model without windows"
             )
 
     def _check_policy(self) -> None:
@@ -281,8 +282,12 @@ class TrialConfig:
                 f"{said}: masked_label_share={self.workload.masked_label_share}, dp_replicate_size="
                 f"{self.dp_replicate_size}; each batch is compared with one process, as a whole: use 0 and 1"
             )
-        if self.method.name not in OF_ANY_SIZE:
-            raise ConfigError(f"{said}: method={self.method.name} has one size; use {', '.join(OF_ANY_SIZE)}")
+        theirs = (self.engine.name, self.method.name, self.method.variant) == ("megatron", "transformer_engine", "p2p")
+        if self.method.name not in OF_ANY_SIZE and not theirs:
+            raise ConfigError(
+                f"{said}: method={self.method.name} has one size; use {', '.join(OF_ANY_SIZE)}, or "
+                "transformer_engine with variant=p2p on engine=megatron"
+            )
         if self.world_size & (self.world_size - 1):
             raise ConfigError(f"{said}: groups are of 1, 2, 4 ... of {self.world_size} ranks; use 1, 2, 4, 8 ... ranks")
 

@@ -189,15 +189,19 @@ def _environment() -> Iterator[None]:
         RotaryEmbedding.forward.cache_clear()
 
 
-def _initialise_groups(config: TrialConfig) -> None:
-    """Megatron's process groups: P adjacent ranks share a sequence."""
+def _initialise_groups(config: TrialConfig, *, dynamic: bool = False) -> None:
+    """Megatron's process groups: P adjacent ranks share a sequence. dynamic: groups of 2, 4 ... ranks as well."""
     from megatron.core import parallel_state, tensor_parallel  # pyright: ignore[reportMissingImports]
 
     if parallel_state.model_parallel_is_initialized():
-        if parallel_state.get_context_parallel_world_size() == config.sp_size:
+        known = parallel_state.get_context_parallel_world_size(), bool(parallel_state._HYBRID_DP_CP_GROUPS)
+        if known == (config.sp_size, dynamic and config.world_size > 2):  # two ranks have no group but that of all
             return
         parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(context_parallel_size=config.sp_size, create_gloo_process_groups=False)
+        parallel_state._HYBRID_DP_CP_GROUPS.clear()
+    parallel_state.initialize_model_parallel(
+        context_parallel_size=config.sp_size, hybrid_context_parallel=dynamic, create_gloo_process_groups=False
+    )
     if config.hardware.device == "cuda":
         tensor_parallel.model_parallel_cuda_manual_seed(config.seed)  # its checkpointing keeps and restores them
 
@@ -245,8 +249,9 @@ def _transformer_config(config: TrialConfig) -> Any:
     )
 
 
-def build(config: TrialConfig, seq_len: int, positions: Tensor, attention: Any) -> nn.Module:
-    """Megatron's GPT model with our decoder's initial values, for tokens at these global `positions` [s]."""
+def build(config: TrialConfig, seq_len: int, positions: Tensor | None, attention: Any) -> nn.Module:
+    """Megatron's GPT model with our decoder's initial values, for tokens at these global `positions` [s]; None: where
+    Megatron cuts them."""
     from megatron.core.models.gpt import GPTModel  # pyright: ignore[reportMissingImports]
     from megatron.core.models.gpt import gpt_layer_specs as specs  # pyright: ignore[reportMissingImports]
 
@@ -265,12 +270,12 @@ def build(config: TrialConfig, seq_len: int, positions: Tensor, attention: Any) 
         position_embedding_type="rope",
         rotary_base=model.rope_theta,
     )
-    if attention is not None:
+    if attention is not None and positions is not None:
         # Megatron's own rotary embedding is cut head and tail, which our method's layout may not be
         angles = torch.outer(positions.float(), built.rotary_pos_emb.inv_freq.to(positions.device))
         angles = torch.cat((angles, angles), -1)[:, None, None, :]  # [s,D] -> [s,1,1,D]
         built.rotary_pos_emb.forward = lambda *_, **__: angles
-    else:
+    if attention is None:
         _require_asked_for(config, built)
         for layer in built.decoder.layers:
             layer.self_attention.core_attention.forward = _tagged(layer.self_attention.core_attention.forward)
@@ -346,18 +351,19 @@ def _start(config: TrialConfig, built: nn.Module, device: torch.device, watch: W
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # pyright: ignore[reportMissingImports]
 
     workload = config.workload
+    shards = workload.optimizer == "adamw"  # SGD, which proves batches of drawn documents, has no distributed optimizer
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=True,
-        overlap_param_gather=True,
-        use_distributed_optimizer=True,
+        overlap_param_gather=shards,
+        use_distributed_optimizer=shards,
     )
     model = DistributedDataParallel(built.config, settings, built)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
-            optimizer="adam" if workload.optimizer == "adamw" else "sgd",
+            optimizer="adam" if shards else "sgd",
             lr=workload.learning_rate,
-            weight_decay=train.WEIGHT_DECAY if workload.optimizer == "adamw" else 0.0,
+            weight_decay=train.WEIGHT_DECAY if shards else 0.0,
             adam_beta1=train.BETAS[0],
             adam_beta2=train.BETAS[1],
             adam_eps=train.EPS,
@@ -365,8 +371,8 @@ def _start(config: TrialConfig, built: nn.Module, device: torch.device, watch: W
             bf16=config.dtype == "bfloat16",
             params_dtype=getattr(torch, config.dtype),
             clip_grad=workload.max_grad_norm or 0.0,
-            use_distributed_optimizer=True,
-            overlap_param_gather=True,
+            use_distributed_optimizer=shards,
+            overlap_param_gather=shards,
         ),
         [model],
         config_overrides={},  # one group: all parameters decay alike
@@ -388,9 +394,7 @@ class Training:
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
-        self.model.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        self.model.set_is_first_microbatch()  # TransformerEngine rounds its weights to FP8 anew, once a step
+        self.begin()
         num_valid_tokens = sum(batch.num_valid_tokens for batch in batches)
         parts = []
         with ExitStack() as unsynchronised:
@@ -398,11 +402,20 @@ class Training:
                 unsynchronised.enter_context(self.model.no_sync())
             parts = [self._accumulate(batch, num_valid_tokens) for batch in batches[:-1]]
         parts.append(self._accumulate(batches[-1], num_valid_tokens))
+        losses = torch.cat(parts)
+        return self.end(losses.sum() / num_valid_tokens, losses, len(batches))
+
+    def begin(self) -> None:
+        """Before the first micro-batch of a step."""
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        self.model.set_is_first_microbatch()  # TransformerEngine rounds its weights to FP8 anew, once a step
+
+    def end(self, loss: Tensor, losses: Tensor | None, num_micro_batches: int) -> StepResult:
+        """After the backward of the last one. loss: this rank's part."""
         with ledger.phase("backward"):
             self.model.finish_grad_sync()
-        self._require_recomputed(len(batches))
-        losses = torch.cat(parts)
-        loss = losses.sum() / num_valid_tokens
+        self._require_recomputed(num_micro_batches)
         with ledger.phase("loss"):
             dist.all_reduce(loss)
         if self.watch is not None:

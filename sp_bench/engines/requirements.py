@@ -112,7 +112,8 @@ def _step_reason(config: TrialConfig) -> Prose | None:
             f"workload.loss_tile_tokens={tile}: engine {name} has no choice of its loss's tiles; leave it out, or use "
             "engine=fsdp2 or hf_deepspeed"
         )
-    if (packing := config.workload.packing) != "none" and name not in _PACKING:
+    in_groups = name == "megatron" and config.workload.policy is not None  # a document is a whole sequence of its group
+    if (packing := config.workload.packing) != "none" and name not in _PACKING and not in_groups:
         return (
             f"workload.packing={packing}: engine {name} trains whole sequences here; use "
             f"engine={' or '.join(_PACKING)}, or workload.packing=none"

@@ -105,7 +105,7 @@ def _replicates(measured: Sequence[Cell]) -> list[str]:
 def _flags(measured: Sequence[Cell]) -> list[str]:
     rows = Counter(flag for cell in measured for flag in cell.flags)
     doubts = [f"{words.FLAGS.get(flag, flag)} ({n})" for flag, n in rows.most_common()]
-    messages = sum(not cell.is_of_a_length for cell in measured)
+    messages = sum(cell.asked["workload"] == "collective" for cell in measured)
     among = f", {messages} of which are messages alone" if messages else ""
     return [f"Doubts, of {counted(len(measured), 'cell')}{among}: {'; '.join(doubts)}."] if doubts else []
 

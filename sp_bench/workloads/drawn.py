@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from sp_bench import methods
+from sp_bench import engines, methods
 from sp_bench.attention import meshes
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import streams
@@ -28,7 +28,7 @@ from sp_bench.config.shape import EXACT
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import placing
 from sp_bench.costs.placing import Placed
-from sp_bench.engines import fsdp2
+from sp_bench.engines import fsdp2, megatron_groups
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.engines.fsdp2 import Pass
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
@@ -90,7 +90,7 @@ def trained(job: Job) -> tuple[Measurement, list[Mark]]:
     if not is_exact:
         of_loss, of_norm = (got / expected - 1).abs().amax(0).tolist()
         compared = columns | {"rel_error_loss": of_loss, "rel_error_grad_norm": of_norm}
-    measurement.unpredicted = COUNTED
+    measurement.unpredicted = (*COUNTED, *engines.get(config.engine.name).UNPREDICTED)
     measurement.columns = {
         **compared,
         **check_timed_steps(results),
@@ -103,10 +103,18 @@ def of_trial(config: TrialConfig) -> Stream:
     """The last batch is the one whose bytes are counted."""
     batches = [*islice(streams.of_trial(config), num_steps(config.workload))]
     texts = [_unlabelled_end(text.sequences(step, 1, sum(lengths))) for step, lengths in enumerate(batches)]
-    return Stream(batches, texts, [placing.of_trial(config, lengths) for lengths in batches])
+    return Stream(batches, texts, [_plan(config, lengths) for lengths in batches])
+
+
+def _plan(config: TrialConfig, lengths: Sequence[int]) -> Sequence[Sequence[Placed | None]]:
+    if config.engine.name == "megatron":
+        return megatron_groups.passes(megatron_groups.scheduled(config, lengths), lengths)
+    return placing.of_trial(config, lengths)
 
 
 def _train(job: Job, stream: Stream, tick: Tick) -> list[StepResult]:
+    if job.config.engine.name == "megatron":
+        return megatron_groups.run_batches(job.config, stream.batches, stream.texts, job.device, tick)
     with opened(job, stream) as steps:
         return fsdp2.run_passes(job.config, steps, job.mesh, job.device, tick)
 

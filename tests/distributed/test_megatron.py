@@ -17,7 +17,7 @@ import torch
 from ranks import here, local_rank, run, worlds
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
-from trials import ODD, TINY, TRAIN, job, trial
+from trials import ODD, PARITY, TINY, TRAIN, job, trial
 
 from sp_bench.config.engine import EngineConfig
 from sp_bench.config.kernel import KernelConfig
@@ -25,16 +25,25 @@ from sp_bench.config.machine import FabricConfig, HardwareConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.engines import megatron
+from sp_bench.engines import megatron, megatron_groups
 from sp_bench.hardware import package_versions
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.workloads import train_step
+from sp_bench.workloads import stream, train_step
 
 ENGINE = EngineConfig("megatron")
 RING, ULYSSES, SINGLE = (
     MethodConfig("ring", "zigzag", dkv_dtype="float32"),
     MethodConfig("ulysses"),
     MethodConfig("single"),
+)
+DRAWN = replace(
+    PARITY,
+    name="stream",
+    timed_steps=12,
+    policy="dynamic",
+    packing="lognormal",
+    document_len=32,
+    document_sigma=1.0,
 )
 SELECTIVE = replace(TRAIN, activation_checkpointing="selective")
 LLAMA = replace(TINY, name="llama", qk_norm=False, qkv_bias=True, tie_embeddings=True)
@@ -49,6 +58,9 @@ class CpuForCuda(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"
+        kwargs.pop("pin_memory", None)
+        if function is torch.Tensor.cuda:
+            return args[0]
         if function is torch.Tensor.type and len(args) == 1:
             return function(*args, **kwargs).replace("torch.", "torch.cuda.")
         return function(*args, **kwargs)
@@ -156,3 +168,30 @@ def check_gpus(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize(("backend", "world_size"), worlds(nccl=(2, 4)))
 def test_on_transformer_engine_its_steps_are_those_of_our_decoder_too(backend: str, world_size: int) -> None:
     run(world_size, check_gpus, world_size, backend=backend)
+
+
+def check_dynamic_groups(rank: int, world_size: int) -> None:
+    """A rank holds 64 tokens, and documents have up to 128."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank()), "WORLD_SIZE": str(world_size)}
+    workload = replace(DRAWN, activation_checkpointing="full")
+    change = megatron_groups._Ours.change
+
+    def alone(ours: megatron_groups._Ours, length: int, num_ranks: int) -> None:
+        change(ours, length // num_ranks, 1)
+
+    ring = replace(RING, layout="document_zigzag")  # as the twin of transformer_engine has it
+    config = trial(ring, 2, workload=workload, engine=ENGINE, dp_shard_size=world_size // 2, seq_len=128)
+    with as_on_cuda():
+        found = stream.run(job(config)).columns
+        assert found["max_nll_difference"] <= 1e-5
+        assert {size for batch in found["batches"] for size in batch["groups"]} > {1}
+        with (
+            mock.patch.object(megatron_groups._Ours, "change", alone),
+            pytest.raises(Incorrect, match=r"step \d+ differs from one"),
+        ):
+            stream.run(job(config))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_documents_on_its_dynamic_groups_are_those_of_one_process(world_size: int) -> None:
+    run(world_size, check_dynamic_groups, world_size)

@@ -319,7 +319,7 @@ def test_stages_that_cannot_be_run_are_refused(fields, message) -> None:
 def test_trials_whose_length_cannot_change_are_refused() -> None:
     with pytest.raises(ConfigError, match="use 2 to 1073741824 tokens in each stage"):
         trial(RING, 2, workload=replace(STAGES, stages="1x3"))
-    with pytest.raises(ConfigError, match="lengths change on engine=fsdp2 alone"):
+    with pytest.raises(ConfigError, match="lengths change on engine=fsdp2, or with policy=dynamic on engine=megatron"):
         trial(RING, 2, workload=STAGES, engine=EngineConfig("deepspeed"))
     with pytest.raises(ConfigError, match="a model without windows"):
         trial(RING, 2, workload=STAGES, model=replace(TINY, layers="window+full", window=8))

@@ -24,8 +24,9 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     """A panel for each policy, stream and model; the method, the dtype and all else change no plan."""
     found: dict[tuple[Any, ...], tuple[Cell, TrialConfig]] = {}
     for cell in cells:
-        if cell.asked["policy"] is not None and cell.config and cell.config.workload.policy is not None:
-            found.setdefault(_stream(cell.config), (cell, cell.config))
+        config = cell.asked["engine"] == "fsdp2" and cell.config  # Megatron plans for itself
+        if config and config.workload.policy is not None:
+            found.setdefault(_stream(config), (cell, config))
     if not found:
         return []
     shown = sorted(found.items(), key=lambda item: str(item[0]))[:MOST_PANELS]
