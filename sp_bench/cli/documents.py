@@ -110,8 +110,9 @@ def longest_as_one_rank(cells: Sequence[Cell]) -> str:
 
 
 def one_rank_peaks(cells: Sequence[Cell]) -> Peaks:
-    """How far the memory model is from steps of one real rank, without those that only test the fit."""
-    return peaks([cell for cell in cells if not cell.all_ranks_were_there and cell.ok], "fsdp2")
+    """How far the memory model is from steps of one real rank, of models with one kind of layer."""
+    ones = [cell for cell in cells if not cell.all_ranks_were_there and cell.ok]
+    return peaks([cell for cell in ones if not cell.asked["layer_kinds"]], "fsdp2")
 
 
 def nccl_gib(_: Sequence[Cell]) -> str:

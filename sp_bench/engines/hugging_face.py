@@ -12,6 +12,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from sp_bench.config.documents import spans
 from sp_bench.config.model import ModelConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import Traffic
+from sp_bench.costs.attention import Traffic, add_traffic
 from sp_bench.engines import zero3
 from sp_bench.engines.libraries import ATTENTION
 from sp_bench.kernels import REFERENCE
@@ -423,4 +424,10 @@ def traffic(config: TrialConfig, padded_len: int) -> Traffic:
     """Bytes of the attention. What ranks send to exchange their losses is counted as `parameters`, which are not
     predicted."""
     attention = train.attention_traffic(config, padded_len)
-    return {key: size for key, size in training_costs.unsharded_traffic(config, attention).items() if key[0] != "loss"}
+    sent = {key: size for key, size in training_costs.unsharded_traffic(config, attention).items() if key[0] != "loss"}
+    if config.world == "one_rank" and config.method.name == "deepspeed_ulysses_hf":
+        # torch.distributed.nn sums the gradients of the losses by an all-to-all on any backend but NCCL's, whose
+        # reduce-scatter sends as much. The ledger takes all-to-alls for attention's.
+        losses = 4 * (config.sp_size - 1) * config.workload.num_micro_batches
+        sent = add_traffic(sent, {("backward", "all_to_all"): Fraction(losses)})
+    return sent

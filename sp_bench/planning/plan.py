@@ -193,19 +193,12 @@ def _graph_reason(config: TrialConfig) -> str | None:
     return None
 
 
-ONE_RANK_ENGINES = ("fsdp2", "deepspeed")
+ONE_RANK_ENGINES = ("fsdp2", "deepspeed", "hf_fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft")
 ONE_RANK_LIBRARIES = (
-    *("deepspeed_ulysses", "ring_flash_attn", "ring_flash_attn_llama3", "yunchang", "torch_context_parallel"),
-    "fla_context_parallel",
+    *("deepspeed_ulysses", "deepspeed_ulysses_hf", "ring_flash_attn", "ring_flash_attn_llama3", "yunchang"),
+    *("torch_context_parallel", "fla_context_parallel"),
 )
 UNTRIED = "was not tried with one rank"
-_BY_BACKEND = (
-    "gathers losses by torch.distributed.nn, which chooses the collective of their gradients by the name of the backend"
-)
-OTHER_ENGINES = {
-    **dict.fromkeys(("hf_deepspeed", "hf_trainer", "trl_sft"), _BY_BACKEND),
-    "hf_fsdp2": "trains by Accelerate, which finds one process and no mesh of all ranks",
-}
 
 
 def _one_rank_reason(config: TrialConfig) -> str | None:
@@ -224,7 +217,7 @@ def _one_rank_reason(config: TrialConfig) -> str | None:
     if config.workload.name not in ("attention", "train_step"):
         return f"world=one_rank: workload={config.workload.name} compares ranks; use attention or train_step"
     if engine not in ONE_RANK_ENGINES:
-        return f"world=one_rank: engine={engine} {OTHER_ENGINES.get(engine, UNTRIED)}; use engine=fsdp2 or deepspeed"
+        return f"world=one_rank: engine={engine} {UNTRIED}; use one of {', '.join(ONE_RANK_ENGINES)}"
     if methods.get(method).IMPLEMENTATION != "sp_bench" and method not in ONE_RANK_LIBRARIES:
         return f"world=one_rank: method={method} {UNTRIED}; use our methods or {', '.join(ONE_RANK_LIBRARIES)}"
     if closed_forms.traffic_is_mean(method) and config.model.num_kv_heads % config.sp_size:

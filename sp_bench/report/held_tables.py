@@ -122,6 +122,7 @@ EDGES: tuple[Column[Edge], ...] = (
 LINES: tuple[Column[OverDepth], ...] = (
     Column("what", lambda of: f"{words.model(of.few)}, {words.method(of.few)}"),
     Column("ranks", lambda of: of.few.asked["sp_size"]),
+    Column("hosts", lambda of: of.few.asked["num_nodes"] or 1),
     Column("tokens", lambda of: of.few.asked["seq_len"], "{:,}".format),
     Column("kernel", lambda of: words.kernel(of.few)),
     Column("options", lambda of: ", ".join(_of_step(of.few))),

@@ -14,6 +14,7 @@ import sdpa_stand_in
 import torch
 import torch.distributed as dist
 from oracle import Case, mesh_of
+from test_hf_fsdp2 import as_on_devices
 from test_ledger import check
 from test_libraries import needs
 from torch import Tensor
@@ -335,8 +336,10 @@ def test_libraries_run_as_they_are(package, method, kernel):
 
 
 def check_step(rank: int, config: TrialConfig, tmp_path: Path) -> None:
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(config.world_size)}
+    if config.engine.name == "hf_fsdp2":
+        as_on_devices(rank, config.world_size)
     dist.destroy_process_group()
-    os.environ |= {"LOCAL_RANK": "0"}
     one_rank.join(0, config.world_size, config.ranks_per_node, config.link, CPU)
     mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
     job = workloads.Job(config, mesh, CPU, lambda phase: None, tmp_path)
@@ -344,10 +347,22 @@ def check_step(rank: int, config: TrialConfig, tmp_path: Path) -> None:
     assert columns["comm_counted_bytes"] > 0
 
 
-@needs("deepspeed")
-@pytest.mark.parametrize(("method", "engine"), [("ring", "deepspeed"), ("deepspeed_ulysses", "fsdp2")])
-def test_deepspeed_trains_a_step(one, method, engine, tmp_path):
-    config = one(method, 4, "train_step", seq_len=256, engine=engine, model__num_kv_heads=4)
+@pytest.mark.parametrize(
+    ("package", "engine", "method", "options"),
+    [
+        pytest.param(package, engine, method, options, marks=needs(package))
+        for package, engine, method, options in (
+            ("deepspeed", "deepspeed", "ring", {}),
+            ("deepspeed", "fsdp2", "deepspeed_ulysses", {}),
+            ("accelerate", "hf_fsdp2", "torch_context_parallel", {"kernel": "sdpa_flash"}),
+            ("accelerate", "hf_deepspeed", "deepspeed_ulysses_hf", {"workload__micro_batches": 2}),
+            ("accelerate", "hf_trainer", "deepspeed_ulysses_hf", {}),
+            ("trl", "trl_sft", "deepspeed_ulysses_hf", {}),
+        )
+    ],
+)
+def test_engines_train_a_step_as_they_are(one, package, engine, method, options, tmp_path):
+    config = one(method, 4, "train_step", seq_len=256, engine=engine, model__num_kv_heads=4, **options)
     ranks.run(1, check_step, config, tmp_path)
 
 

@@ -66,7 +66,6 @@ def test_options_of_one_rank_without_it_are_refused(make_config, changes, proble
         ({"workload": "collective"}, "compares ranks"),
         ({"method": "transformer_engine", "kernel": "cudnn"}, "method=transformer_engine was not tried with one rank"),
         ({"workload": "train_step", "engine": "megatron"}, "engine=megatron was not tried with one rank"),
-        ({"workload": "train_step", "engine": "hf_trainer"}, "by the name of the backend; use engine=fsdp2"),
         ({"method": "deepspeed_ulysses", "sp_size": 3, "model__num_kv_heads": 4}, "gives ranks of deepspeed_ulysses"),
     ],
 )
