@@ -17,9 +17,9 @@ def kept_bytes(config: TrialConfig) -> float:
     normed, wide = 3 if model.qk_norm else 2, 3 if workload.model_code in FUSED else 4
     everything = 4 * hidden + normed * (q + kv) + second_output + wide * mlp
     if workload.linear_dtype != "model" and workload.model_code == "compiled":
-        # Of what is rounded torch.compile keeps what it is made from, which is there anyway: the outputs of norms and
-        # the product of gate and up are made again. Of the attention's output it keeps the rounded one too.
-        everything += q / ELEMENT_BYTES[config.dtype] - 2 * hidden - mlp
+        # Of the product of gate and up torch.compile keeps what it is made from, which is there anyway. Norms' outputs
+        # it keeps as they are rounded, and of the attention's output the rounded one too.
+        everything += (2 * hidden + q) / ELEMENT_BYTES[config.dtype] - 2 * hidden - mlp
     elements = {  # of a token
         "full": hidden,
         "selective": hidden + 2 * q + 2 * kv + second_output,
