@@ -23,6 +23,7 @@ ADDRESSES = ("10.213.77.1", "10.213.77.2")
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # torchrun lies beside this Python
 INTERFACE = "spb0"
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "kernel=math", "sp_size=4", "num_nodes=2")
+SHORT = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2")
 DEADLINES = ("deadlines.init=60", "deadlines.correctness=60", "deadlines.warmup=60")
 WORDS = ("run", "method=ring", "seq_len=96", "campaign=two", *SMALL, *DEADLINES, "--no-report")
 LONG = (*WORDS, "workload.timed_steps=100000", "deadlines.measure=120")
@@ -136,7 +137,7 @@ def test_the_torchrun_command_of_the_page_runs_trials_over_both_hosts(two):
     (line,) = [line for line in page.splitlines() if line.startswith("    torchrun ")]
     for node in (0, 1):
         command = line.replace("$NODE_RANK", str(node)).replace("$HOST0", ADDRESSES[0])
-        two.start(node, *command.replace("campaign=both", "campaign=two").split())
+        two.start(node, *command.replace("campaign=both", "campaign=two").split(), *SHORT)
     assert two.wait() == [0, 0], two.said
     (row,) = two.rows
     assert (row["status"], row["num_nodes"], row["ranks_per_node"]) == ("ok", 2, 2), row["reason"]

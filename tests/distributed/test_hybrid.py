@@ -78,7 +78,8 @@ def check_attention(config: TrialConfig, columns: dict[str, Any]) -> None:
 
 
 def check_lies_are_refused() -> None:
-    """States that do not pass, tokens in zigzag order that are not converted, and layers of the decoder that forget otherwise than the reference."""
+    """States that do not pass, tokens in zigzag order that are not converted, and layers of the decoder that
+    forget unlike the reference."""
     honest, inputs = delta.by_states, DeltaAttention.inputs
 
     def not_passed(rule: delta.Rule, transport: object, variant: str) -> delta.Attend:
