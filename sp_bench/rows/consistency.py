@@ -61,7 +61,7 @@ def read(folder: Path, columns: Sequence[str] = SCHEMA.names, **options: Any) ->
 def breaches(table: pa.Table) -> dict[int, str]:
     """For each row that does not agree with itself: its place in `table` -> the first column that the others
     contradict, with its value and the one that follows. `table` has all columns of one campaign's rows."""
-    found = _not_finite(table) | _with_gaps(table)
+    found = _not_finite(table) | _with_gaps(table) | _with_keys_twice(table)
     rows = _Rows(table)
     with np.errstate(all="ignore"):  # a value that a row lacks is nan
         for wrong, words in _breaches(rows):
@@ -128,6 +128,34 @@ def _with_gaps(table: pa.Table) -> dict[int, str]:
                 i: f"{name} has an entry that is null" for i, v in enumerate(column.to_pylist()) if v and None in v
             }
     return found
+
+
+def _with_keys_twice(table: pa.Table) -> dict[int, str]:
+    """The rows with a map in which a key stands twice: no dict can have both."""
+    found: dict[int, str] = {}
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        for maps, places in _maps(column, np.arange(len(column))):
+            offsets = maps.offsets.to_numpy()
+            keys = maps.keys[offsets[0] : offsets[-1]].dictionary_encode().indices.to_numpy()
+            pairs = np.repeat(np.arange(len(maps)), np.diff(offsets)) * (len(keys) + 1) + keys
+            _, firsts = np.unique(pairs, return_index=True)
+            if len(firsts) < len(pairs):
+                again = np.delete(np.repeat(places, np.diff(offsets)), firsts)
+                found |= dict.fromkeys(again.tolist(), f"{name} has a key twice")
+    return found
+
+
+def _maps(column: pa.Array, places: Places) -> Iterator[tuple[pa.Array, Places]]:
+    """The maps that a nested column is made of, and the row of each."""
+    if pa.types.is_map(column.type):
+        yield column, places
+    elif pa.types.is_list(column.type):
+        lengths = compute.call_function("list_value_length", [column]).fill_null(0).to_numpy()
+        yield from _maps(column.flatten(), np.repeat(places, lengths))
+    elif pa.types.is_struct(column.type):
+        for field in column.flatten():
+            yield from _maps(field, places)
 
 
 def _all_finite(numbers: pa.Array) -> bool:

@@ -75,6 +75,10 @@ HAND_EDITS = {
     },
     "no window of a rank": lambda row: {"window_ms": [None, *row["window_ms"][1:]]},
     "no leftover of a rank": lambda row: {"leftover_bytes": [None, *row["peak_allocated_bytes"][1:]]},
+    "a key twice": lambda row: {"phase_s": [*row["phase_s"], row["phase_s"][0]]},
+    "a package twice": lambda row: {
+        "environment": row["environment"] | {"packages": 2 * row["environment"]["packages"]}
+    },
     "no dtype that is known": lambda row: {"dtype": "float7"},
     "a schema of the future": lambda row: {"schema_version": 9},
 }
