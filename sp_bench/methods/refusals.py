@@ -22,7 +22,7 @@ def reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_siz
     """Why the method cannot compute `shape` with that kernel over `sp_size` ranks, or None."""
     return (  # its own last: it may be that a library is not installed, which lacks something anyway
         packing_reason(method, shape)
-        or _window_reason(method, shape)
+        or window_reason(method, shape)
         or _values_reason(method, shape)
         or _delta_reason(method, shape)
         or get(method.name).unsupported_reason(method, kernel_name, shape, sp_size)
@@ -52,7 +52,7 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     return None
 
 
-def _window_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
+def window_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     """Why the method cannot compute a window or sinks, naming those that can, or None."""
     if (shape.window is None and not shape.sinks) or _says(method.name, "WINDOWS"):
         return None

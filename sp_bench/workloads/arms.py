@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,12 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from sp_bench.attention import exchange
 from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import TrialConfig
-from sp_bench.engines import fsdp2
-from sp_bench.engines.fsdp2 import Pass
 from sp_bench.kernels import Kernel
 from sp_bench.measure.cuda_graph import as_launched
 from sp_bench.measure.timing import Schedule, synchronise, time_arm, time_steps
 from sp_bench.methods import SequenceParallelAttention
+
+if TYPE_CHECKING:
+    from sp_bench.engines.fsdp2 import Pass
 
 STILL = 1e-30  # learning rate: gradients are wrong, and weights keep the values that a training has
 
@@ -49,12 +51,14 @@ def arms(
 
 
 def compute_only(
-    config: TrialConfig, steps: Sequence[Sequence[Pass]], mesh: DeviceMesh, device: torch.device
+    config: TrialConfig, steps: Sequence[Sequence["Pass"]], mesh: DeviceMesh, device: torch.device
 ) -> list[float]:
     """Train on these steps without messages. Returns the ms of each of this rank's steps. Every rank calls it.
 
     Messages of attention, parameters and gradients are local copies; a rank waits for no other.
     """
+    from sp_bench.engines import fsdp2  # a second of imports, which attention alone does without
+
     workload = replace(config.workload, learning_rate=STILL)
     with exchange.local_copies():
         step = fsdp2.step_of_passes(replace(config, workload=workload), steps[0][0], mesh, device)
