@@ -92,13 +92,13 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
             continue  # it made norms' outputs again, and kept 3% less
         if memory.unmodelled_reason(config):
             continue
-        of_two_kinds = config.model.num_layers == 2 and len(config.model.kinds) > 1  # 3 to 5% above: why is not known
+        of_gemma = config.model.name == "gemma3_27b" and config.model.num_layers == 2  # 4 to 5% above: why is not known
         peak = memory.peak_of_row(config, row)
         predicted = peak.bytes
         in_fewer = row["fit"] and row["counted_attention_flops"] < training.attention_flops(config, config.seq_len)
         if in_fewer and row["folder"] == "h200x4_longest":  # it ran in the last layer alone, which is not its peak
             predicted = peak.last_layer
-        assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.05 if of_two_kinds else 0.03), (
+        assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.05 if of_gemma else 0.03), (
             cell.options,
             peak,
         )
