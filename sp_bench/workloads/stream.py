@@ -69,8 +69,7 @@ def run(job: Job) -> Measurement:
     else:
         with host_memory() as memory:
             measurement, of_stages = _trained(job, memory)
-    ours = methods.get(job.config.method.name).IMPLEMENTATION == "sp_bench" and job.config.engine.name == "fsdp2"
-    if job.config.workload.attribution and ours and job.config.world_size > 1:
+    if arms.are_timed(job.config):
         measurement.arms_ms = {"compute_only": _compute_only(job)}
     measurement.energy_j = measurement.wire_bytes = None  # of steps of several lengths, and of those between stages
     measurement.columns["stage_ends"] = [
