@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
@@ -13,12 +14,13 @@ from sp_bench.analysis.limits import limits
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, nccl
-from sp_bench.formats import GIB, MISSING, whole
+from sp_bench.formats import GIB, whole
 from sp_bench.hardware import device_bytes
 from sp_bench.planning import overrides, sweep
 from sp_bench.planning.search import Search
 from sp_bench.predict import candidates, projection, streams
 from sp_bench.predict.decision_map import decision_map as map_of_methods
+from sp_bench.report.table import Column, unpadded
 
 HARDWARE = "h200"
 KERNELS = "h200x1_stream_kernels"
@@ -87,26 +89,34 @@ def peaks(cells: Sequence[Cell], engine: str, but: tuple[str, str] | None = None
     return Peaks(*map(sorted, zip(*found, strict=True)))
 
 
+class Longest(NamedTuple):
+    config: TrialConfig  # where a search begins, by the memory model
+    ends: Sequence[Cell]  # what fits and what does not, or nothing
+
+
+LONGEST: tuple[Column[Longest], ...] = (
+    Column("method", lambda of: words.METHODS[of.config.method.name]),
+    Column("GPUs", lambda of: of.config.sp_size),
+    Column("in host memory", lambda of: ", ".join(_offloaded(of.config)) or "nothing"),
+    Column("longest, predicted", lambda of: of.config.seq_len // 1000, "{:,}K".format),
+    Column("GiB of all hosts", lambda of: host_gib((), of.config) or None, "{:,.0f}".format),
+    Column("one rank: fits, does not", lambda of: ", ".join(whole(end.asked["seq_len"]) for end in of.ends) or None),
+)
+
+
 def longest_as_one_rank(cells: Sequence[Cell]) -> str:
-    """A table: where searches of the sweep `one_rank_longest` begin, by the memory model, and what they found."""
-    rows = [cell for cell in cells if str(cell.rows[0]["folder"]).startswith("h200x1_one_rank_longest")]
-    lines = [
-        "| method | GPUs | in host memory | longest, predicted | GiB of all hosts | one rank: fits, does not |",
-        "|---|--:|---|--:|--:|--:|",
-    ]
+    """A table of the searches of the sweep `one_rank_longest`."""
+    found = limits([cell for cell in cells if str(cell.rows[0]["folder"]).startswith("h200x1_one_rank_longest")])
+    lines = []
     for search in sweep.read(overrides.read_arguments(["sweep=one_rank_longest"])).searches:
-        config = search.at(search.guess(None, None, None))
-        ends = next((each.cells for each in limits(rows) if search.probe_of(each.cells[0].rows[0])), ())
-        kept = ["checkpoints"] * config.workload.checkpoint_offload + ["optimizer"] * bool(
-            config.engine.optimizer_offload
-        )
-        on_host = memory.held_on_host_bytes(config) / GIB
-        lines.append(
-            f"| {words.METHODS[config.method.name]} | {config.sp_size} | {', '.join(kept) or 'nothing'} "
-            f"| {config.seq_len // 1000:,}K | {f'{on_host:,.0f}' if kept else MISSING} "
-            f"| {', '.join(whole(end.asked['seq_len']) for end in ends) or MISSING} |"
-        )
-    return "\n".join(lines)
+        ends = next((each.cells for each in found if search.probe_of(each.cells[0].rows[0])), ())
+        lines.append(Longest(search.at(search.guess(None, None, None)), ends))
+    return unpadded(LONGEST, lines)
+
+
+def _offloaded(config: TrialConfig) -> list[str]:
+    optimizer = config.engine.optimizer_offload is not None
+    return ["checkpoints"] * config.workload.checkpoint_offload + ["optimizer"] * optimizer
 
 
 def one_rank_peaks(cells: Sequence[Cell]) -> Peaks:

@@ -270,8 +270,9 @@ def archive(
 
     sp-bench archive results/night --out night.zip
 
-    Equal rows give equal bytes. With --anonymous the report and the rows are anonymous, and plans and proofs are left
-    out. Exit codes: 0 written, 2 bad input or an unreadable row.
+    Equal rows give equal bytes. Rows are copied as they are, so old ones may have values of environment variables that
+    rows now have as hashes. With --anonymous the report and the rows are anonymous, and plans and proofs are left out.
+    Exit codes: 0 written, 2 bad input or an unreadable row.
     """
     from sp_bench import report as reports
     from sp_bench.cli.processes import processes

@@ -47,6 +47,9 @@ class Placed(NamedTuple):
     num_ranks: int
 
 
+Passes = Sequence[Sequence[Placed | None]]  # one after the other, of each what each rank computes; None: nothing
+
+
 def loads(placed: Sequence[Placed], ranks: Ranks, cost: Cost) -> list[float]:
     """The time of each rank. The batch takes the largest."""
     found = [0.0] * ranks.number
@@ -192,7 +195,7 @@ def by_work(config: TrialConfig) -> Cost:
     return cost
 
 
-def imbalance(config: TrialConfig, passes: Sequence[Sequence[Placed | None]]) -> float:
+def imbalance(config: TrialConfig, passes: Passes) -> float:
     """The work of the rank that has most, over the mean of all."""
     cost = by_work(config)
     work = [

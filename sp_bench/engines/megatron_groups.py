@@ -24,18 +24,45 @@ from sp_bench.attention import meshes
 from sp_bench.config.documents import MULTIPLE, spans
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.placing import Placed
+from sp_bench.costs.placing import Passes, Placed
 from sp_bench.engines import megatron
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.training import train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.text import tokens_of
-from sp_bench.training.train import StepResult, Tick
+from sp_bench.training.train import DrawnBatch, StepResult, Tick
 
 Groups = Sequence[Sequence[Sequence[int]]]  # one after the other, of each rank its documents in their order
 
 
-def scheduled(config: TrialConfig, lengths: Sequence[int]) -> Groups:
+def passes(config: TrialConfig, lengths: Sequence[int]) -> Passes:
+    """Which ranks compute which documents of a batch, by Megatron's scheduler.
+
+    Raises:
+        Incorrect: as `_scheduled`.
+    """
+    return _passes(_scheduled(config, lengths), lengths)
+
+
+def run_batches(
+    config: TrialConfig, batches: Sequence[DrawnBatch], mesh: DeviceMesh, device: torch.device, tick: Tick
+) -> list[StepResult]:
+    """Train on a batch a step."""
+    whole = replace(config.of_documents((config.seq_len,), 1), method=MethodConfig("single"))
+    with megatron._environment(), ExitStack() as opened:
+        megatron._initialise_groups(whole, dynamic=True)
+        of_ours = None if megatron._on_transformer_engine(config) else _Ours(config, opened)
+        model: Any = megatron.build(whole, config.seq_len, None, of_ours)
+        model.config.hybrid_context_parallel = True
+        model.config.max_seqlen_per_dp_cp_rank = _held_tokens(config)
+        training = megatron._start(whole, model, device, None)
+        model.config.no_sync_func = training.model.no_sync
+        step = _Step(training, of_ours)
+        steps = [(_scheduled(config, each.lengths), _samples(each, device)) for each in batches]
+        return train.run_steps(step, steps, tick)
+
+
+def _scheduled(config: TrialConfig, lengths: Sequence[int]) -> Groups:
     """Which documents each rank computes, by Megatron's scheduler.
 
     Raises:
@@ -47,7 +74,7 @@ def scheduled(config: TrialConfig, lengths: Sequence[int]) -> Groups:
 
     scheduler = BalancedCPScheduler(_held_tokens(config), cast(Any, SimpleNamespace(size=lambda: config.world_size)))
     _, groups = scheduler.get_groups_and_subsamples([*enumerate(lengths)], None)
-    for each in {each for of_pass in passes(groups, lengths) for each in of_pass if each}:
+    for each in {each for of_pass in _passes(groups, lengths) for each in of_pass if each}:
         if each.first_rank % each.num_ranks:
             raise Incorrect(
                 f"Megatron's scheduler places a document of {each.documents[0]} tokens on {each.num_ranks} ranks from "
@@ -56,8 +83,7 @@ def scheduled(config: TrialConfig, lengths: Sequence[int]) -> Groups:
     return groups
 
 
-def passes(groups: Groups, lengths: Sequence[int]) -> list[list[Placed | None]]:
-    """The same as `placing.of_trial` returns it."""
+def _passes(groups: Groups, lengths: Sequence[int]) -> Passes:
     found = []
     for of_ranks in groups:
         for of_pass in zip_longest(*of_ranks):
@@ -66,38 +92,15 @@ def passes(groups: Groups, lengths: Sequence[int]) -> list[list[Placed | None]]:
     return found
 
 
-def run_batches(
-    config: TrialConfig,
-    batches: Sequence[Sequence[int]],
-    texts: Sequence[Tensor],
-    device: torch.device,
-    tick: Tick,
-) -> list[StepResult]:
-    """Train on a batch a step: its documents lie in a text [1,S+1] one after the other."""
-    whole = replace(config.of_documents((config.seq_len,), 1), method=MethodConfig("single"))
-    with megatron._environment(), ExitStack() as opened:
-        megatron._initialise_groups(whole, dynamic=True)
-        of_ours = None if megatron._on_transformer_engine(config) else _Ours(config, opened)
-        model: Any = megatron.build(whole, config.seq_len, None, of_ours)
-        model.config.hybrid_context_parallel = True
-        model.config.max_seqlen_per_dp_cp_rank = _held_tokens(config)
-        training = megatron._start(whole, model, device, None)
-        model.config.no_sync_func = training.model.no_sync
-        step = _Step(training, of_ours)
-        steps = [(scheduled(config, lengths), _samples(lengths, text, device))
-                 for lengths, text in zip(batches, texts, strict=True)]  # fmt: skip
-        return train.run_steps(step, steps, tick)
-
-
 def _held_tokens(config: TrialConfig) -> int:
     return -(-config.seq_len // config.sp_size)
 
 
-def _samples(lengths: Sequence[int], text: Tensor, device: torch.device) -> list[dict[str, Tensor]]:
+def _samples(batch: DrawnBatch, device: torch.device) -> list[dict[str, Tensor]]:
     """Documents as Megatron's loader hands them on, each [1,n]. The last token of one has no label."""
     found = []
-    for span in spans(lengths):
-        tokens = tokens_of(text[:, span.start : span.stop]).to(device)
+    for span in spans(batch.lengths):
+        tokens = tokens_of(batch.text[:, span.start : span.stop]).to(device)
         labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORED)), dim=1)
         positions = torch.arange(len(span), device=device)[None]
         bounds = torch.tensor([0, len(span)], dtype=torch.int32, device=device)

@@ -26,12 +26,18 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.shape import AttentionShape
 from sp_bench.kernels import Kernel
 from sp_bench.methods.from_outside import FIELDS, checked, stand_in
-from sp_bench.methods.method import Method, SequenceParallelAttention, installed, missing_library_reason
+from sp_bench.methods.method import (
+    Method,
+    SequenceParallelAttention,
+    installed,
+    layout_of_heads,
+    missing_library_reason,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Method", "SequenceParallelAttention", "installed", "missing_library_reason"]
+__all__ = ["Method", "SequenceParallelAttention", "installed", "layout_of_heads", "missing_library_reason"]
 
 NAMES = (
     *("single", "ulysses", "upipe", "ring", "double_ring", "all_gather", "usp", "state_passing"),

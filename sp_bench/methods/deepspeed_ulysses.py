@@ -13,33 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.method import MethodConfig
-from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import Traffic, ulysses_traffic
 from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
+from sp_bench.methods import SequenceParallelAttention, installed, layout_of_heads, missing_library_reason
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 IMPLEMENTATION = installed("deepspeed")
 PRIMITIVE = "all_to_all"
+layout = layout_of_heads
 PACKS = True
 TRAFFIC_IS_MEAN: Prose = (
     "where sp_size does not divide the KV heads, ranks with a KV head more send other bytes than the rest"
 )
-
-
-def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
-    if method.layout != "contiguous":
-        raise ConfigError(
-            f"method.layout={method.layout}: deepspeed_ulysses gathers the whole sequence; use contiguous"
-        )
-    return SequenceLayout(ulysses_degree=sp_size)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:

@@ -22,15 +22,13 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.method import MethodConfig
-from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import POSITION_BYTES, Traffic, add_traffic, head_split_reason, ulysses_traffic
 from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
+from sp_bench.methods import SequenceParallelAttention, installed, layout_of_heads, missing_library_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,15 +36,8 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("deepspeed")
 PRIMITIVE = "all_to_all"
+layout = layout_of_heads
 PACKS = True
-
-
-def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
-    if method.layout != "contiguous":
-        raise ConfigError(
-            f"method.layout={method.layout}: deepspeed_ulysses_hf gathers the whole sequence; use contiguous"
-        )
-    return SequenceLayout(ulysses_degree=sp_size)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:

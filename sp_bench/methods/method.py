@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from sp_bench import hardware
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.method import MethodConfig
+from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import ClosedForm
@@ -97,6 +98,17 @@ class Method(Protocol):
         """`mesh` has the axes `ring` and `ulysses` innermost, in the layout's placement order, so that a rank of the
         world modulo sp_size is its rank in the sequence."""
         ...
+
+
+def layout_of_heads(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    """That of a method whose ranks exchange heads, and so hold whole sequences for a while.
+
+    Raises:
+        ConfigError: it is asked to cut in another way.
+    """
+    if method.layout != "contiguous":
+        raise ConfigError(f"method.layout={method.layout}: {method.name} gathers the whole sequence; use contiguous")
+    return SequenceLayout(ulysses_degree=sp_size)
 
 
 def installed(package: str) -> str:

@@ -9,30 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.method import MethodConfig
-from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import head_chunks_reason, head_split_reason
 from sp_bench.costs.work import KernelCalls, usp_calls
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention
+from sp_bench.methods import SequenceParallelAttention, layout_of_heads
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_to_all"
+layout = layout_of_heads
 PACKS = True
 WINDOWS = True
 GATED_DELTA = True
-
-
-def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
-    if method.layout != "contiguous":
-        raise ConfigError(f"method.layout={method.layout}: ulysses gathers the whole sequence; use contiguous")
-    return SequenceLayout(ulysses_degree=sp_size)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:

@@ -130,10 +130,17 @@ def section(table: Table[Any]) -> str:
     """A table as a Markdown section, without padding; empty without lines."""
     if not table.lines:
         return ""
-    lines = [f"| {' | '.join(table.heads)} |", f"|{'---|' * len(table.heads)}"]
-    lines += [f"| {' | '.join(map(escape_markdown, table.texts(line)))} |" for line in table.lines]
     about = [f"{table.about}\n"] if table.about else []
-    return "\n".join([f"## {escape_markdown(table.title)}\n", *about, *lines]) + "\n"
+    return "\n".join([f"## {escape_markdown(table.title)}\n", *about, unpadded(table.shown, table.lines)]) + "\n"
+
+
+def unpadded(columns: Sequence[Column[L]], lines: Iterable[L]) -> str:
+    """Lines as a Markdown table without padding, columns of numbers to the right."""
+    texts = [[escape_markdown(column.text(line)) for column in columns] for line in lines]
+    numbers = (all(text == MISSING or text[:1].isdigit() for text in of) for of in zip(*texts, strict=True))
+    rule = "".join("--:|" if each else "---|" for each in numbers)
+    grid = [f"| {' | '.join(each)} |" for each in ([column.head for column in columns], *texts)]
+    return "\n".join([grid[0], f"|{rule}", *grid[1:]])
 
 
 PREAMBLE = r"""% Needs \usepackage{booktabs,graphicx,longtable}.

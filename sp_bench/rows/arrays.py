@@ -105,6 +105,12 @@ def by_length(lists: pa.ListArray | pa.MapArray) -> Iterator[tuple[Places, Place
         yield places, offsets[places][:, None] + np.arange(length)
 
 
+def inside(lists: pa.ListArray | pa.MapArray, entries: pa.Array) -> pa.Array:
+    """Of the entries of a whole column those of this slice of it."""
+    first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
+    return entries.slice(first, last - first)
+
+
 def nested_groups(lists: pa.ListArray) -> Iterator[tuple[Places, Floats]]:
     """Lists of lists of equal length, none empty, in groups of one shape: their places, and [lists, lists, entries]."""
     offsets, inner_offsets = lists.offsets.to_numpy(), lists.values.offsets.to_numpy()

@@ -23,7 +23,7 @@ from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_lo
 from sp_bench.costs.step_flags import OF_TIMES, doubts_of_times, flags_of_times
 from sp_bench.costs.training import stage_times
 from sp_bench.rows import store
-from sp_bench.rows.arrays import CLOSE, Arrays, Floats, Places, Truths, alike, close, floats, nested_groups
+from sp_bench.rows.arrays import CLOSE, Arrays, Floats, Places, Truths, alike, close, floats, inside, nested_groups
 from sp_bench.rows.forms import first_of, forms
 from sp_bench.rows.names import trial_id
 from sp_bench.rows.schema import SCHEMA
@@ -108,12 +108,10 @@ class _Row:
 
 def _not_finite(table: pa.Table) -> dict[int, str]:
     found: dict[int, str] = {}
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        if column.null_count == len(column) or all(map(_all_finite, _leaves(column))):
-            continue
-        for i, value in enumerate(column.to_pylist()):
-            if not all(map(math.isfinite, _numbers(value))):
+    for name, part, places in _parts(table):
+        if pa.types.is_floating(part.type):
+            finite = compute.call_function("is_finite", [part]).fill_null(True).to_numpy(zero_copy_only=False)
+            for i in places[~finite].tolist():
                 found.setdefault(i, f"{name} has a number that is not finite")
     return found
 
@@ -133,55 +131,29 @@ def _with_gaps(table: pa.Table) -> dict[int, str]:
 def _with_keys_twice(table: pa.Table) -> dict[int, str]:
     """The rows with a map in which a key stands twice: no dict can have both."""
     found: dict[int, str] = {}
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        for maps, places in _maps(column, np.arange(len(column))):
-            offsets = maps.offsets.to_numpy()
-            keys = maps.keys[offsets[0] : offsets[-1]].dictionary_encode().indices.to_numpy()
-            pairs = np.repeat(np.arange(len(maps)), np.diff(offsets)) * (len(keys) + 1) + keys
-            _, firsts = np.unique(pairs, return_index=True)
-            if len(firsts) < len(pairs):
-                again = np.delete(np.repeat(places, np.diff(offsets)), firsts)
-                found |= dict.fromkeys(again.tolist(), f"{name} has a key twice")
+    for name, part, places in _parts(table):
+        if pa.types.is_map(part.type):
+            keys = inside(part, part.keys).dictionary_encode().indices.to_numpy()
+            of_map = np.repeat(np.arange(len(part)), np.diff(part.offsets))
+            _, firsts = np.unique(of_map * (len(keys) + 1) + keys, return_index=True)
+            if len(firsts) < len(keys):
+                found |= dict.fromkeys(places[np.delete(of_map, firsts)].tolist(), f"{name} has a key twice")
     return found
 
 
-def _maps(column: pa.Array, places: Places) -> Iterator[tuple[pa.Array, Places]]:
-    """The maps that a nested column is made of, and the row of each."""
-    if pa.types.is_map(column.type):
-        yield column, places
-    elif pa.types.is_list(column.type):
-        lengths = compute.call_function("list_value_length", [column]).fill_null(0).to_numpy()
-        yield from _maps(column.flatten(), np.repeat(places, lengths))
-    elif pa.types.is_struct(column.type):
-        for field in column.flatten():
-            yield from _maps(field, places)
-
-
-def _all_finite(numbers: pa.Array) -> bool:
-    finite = compute.call_function("is_finite", [numbers])
-    return compute.call_function("all", [finite]).as_py() is not False  # None: all are null
-
-
-def _leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """The arrays of numbers that a nested column is made of."""
-    if pa.types.is_map(column.type):
-        yield from _leaves(column.items)
-    elif pa.types.is_list(column.type):
-        yield from _leaves(column.flatten())
-    elif pa.types.is_struct(column.type):
-        for field in column.flatten():
-            yield from _leaves(field)
-    elif pa.types.is_floating(column.type):
-        yield column
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(each)
+def _parts(table: pa.Table) -> Iterator[tuple[str, pa.Array, Places]]:
+    """The columns and all that they are made of: a column's name, an array, and the row of each of its values."""
+    for name in table.column_names:
+        left = [(table[name].combine_chunks(), np.arange(table.num_rows))]
+        while left:
+            part, places = left.pop()
+            if part.null_count < len(part):
+                yield name, part, places
+                if pa.types.is_struct(part.type):
+                    left += [(field, places) for field in part.flatten()]
+                elif pa.types.is_list(part.type) or pa.types.is_map(part.type):
+                    entries = inside(part, part.items if pa.types.is_map(part.type) else part.values)
+                    left.append((entries, np.repeat(places, np.diff(part.offsets))))
 
 
 def _breaches(rows: _Rows) -> Iterator[Breach]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sp_bench.rows.arrays import Places, alike_codes, by_length
+from sp_bench.rows.arrays import Places, alike_codes, by_length, inside
 from sp_bench.rows.schema import SCHEMA_VERSION
 
 DIGEST = "digest"  # the column
@@ -74,10 +74,10 @@ def _texts(values: pa.Array) -> _Texts:
     """Each value as JSON."""
     kind = values.type
     if pa.types.is_map(kind):
-        parts = (_after_comma(_texts(_inside(values, part))) for part in (values.keys, values.items))
+        parts = (_after_comma(_texts(inside(values, part))) for part in (values.keys, values.items))
         return _lists(values, _list([*parts]))
     if pa.types.is_list(kind):
-        return _lists(values, _texts(_inside(values, values.values)))
+        return _lists(values, _texts(inside(values, values.values)))
     if pa.types.is_struct(kind):
         fields = sorted(zip((field.name for field in kind), values.flatten(), strict=True), key=lambda field: field[0])
         found = _joined([_entries(*field) for field in fields])
@@ -127,9 +127,3 @@ def _lists(values: pa.ListArray | pa.MapArray, entries: _Texts) -> _Texts:
         codes[places] = found.codes + len(words)
         words += found.words
     return _with_nulls(values, codes, words)
-
-
-def _inside(values: pa.ListArray | pa.MapArray, entries: pa.Array) -> pa.Array:
-    """Of the entries of a whole column those of this slice of it."""
-    first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
-    return entries.slice(first, last - first)

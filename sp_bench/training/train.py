@@ -25,6 +25,7 @@ from sp_bench.config.model import ModelConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import WorkloadConfig
 from sp_bench.costs.attention import Traffic
+from sp_bench.costs.placing import Passes
 from sp_bench.costs.training import attended_layers
 from sp_bench.measure import ledger
 from sp_bench.methods import closed_forms
@@ -73,6 +74,14 @@ class Batch:
     labels: Tensor  # [B,s], IGNORED where padded or masked, and where the next token is of another document
     positions: Tensor  # [s], global positions of the tokens; in a pack, those in their documents
     num_valid_tokens: int  # that have a label, of all ranks together
+
+
+class DrawnBatch(NamedTuple):
+    """Documents that lie in a text one after the other, and which ranks compute which of them."""
+
+    lengths: Sequence[int]  # of the documents, in tokens
+    text: Tensor  # [1,S+1]
+    passes: Passes
 
 
 def micro_batches(config: TrialConfig, sequences: Tensor) -> list[Tensor]:

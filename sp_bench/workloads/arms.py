@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from sp_bench import methods
 from sp_bench.attention import exchange
 from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import TrialConfig
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 STILL = 1e-30  # learning rate: gradients are wrong, and weights keep the values that a training has
 
 Open = Callable[[Kernel], AbstractContextManager[SequenceParallelAttention]]
+
+
+def are_timed(config: TrialConfig) -> bool:
+    """Whether a trial asks for arms and can have them: it sends messages, and all are ours."""
+    ours = methods.get(config.method.name).IMPLEMENTATION == "sp_bench" and config.engine.name == "fsdp2"
+    return config.workload.attribution and ours and config.world_size > 1
 
 
 def arms(

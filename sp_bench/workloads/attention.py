@@ -132,7 +132,7 @@ def run(job: Job) -> Measurement:
             with job.checking("timed_attention"):
                 columns |= watch.proof.check_turned(timed, eager, sets[0])
         del timed  # a recorded step holds its memory, which the arms need
-    if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
+    if arms.are_timed(config):
         opened = partial(methods.opened, config.method, shape=shape, mesh=mesh)
         measurement.arms_ms = arms.arms(opened, kernel, step, schedule, device)
     measurement.expected = closed_forms.expected_work(config, config.seq_len, mesh.get_rank())

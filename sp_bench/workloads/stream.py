@@ -37,7 +37,7 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.shape import EXACT
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import PROVABLE_TOKENS
-from sp_bench.engines import fsdp2
+from sp_bench.engines import fsdp2, fsdp2_groups
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.engines.fsdp2 import Pass
 from sp_bench.measure.incorrect import Incorrect
@@ -69,8 +69,7 @@ def run(job: Job) -> Measurement:
     else:
         with host_memory() as memory:
             measurement, of_stages = _trained(job, memory)
-    ours = methods.get(job.config.method.name).IMPLEMENTATION == "sp_bench" and job.config.engine.name == "fsdp2"
-    if job.config.workload.attribution and ours and job.config.world_size > 1:
+    if arms.are_timed(job.config):
         measurement.arms_ms = {"compute_only": _compute_only(job)}
     measurement.energy_j = measurement.wire_bytes = None  # of steps of several lengths, and of those between stages
     measurement.columns["stage_ends"] = [
@@ -179,7 +178,7 @@ def _compute_only(job: Job) -> list[float]:
     """ms of each of this rank's timed steps, taken once more without messages."""
     config = job.config
     if config.workload.policy is not None:
-        opening = drawn.opened(job, drawn.of_trial(config))
+        opening = fsdp2_groups.opened(config, drawn.of_trial(config), job.mesh, job.device)
     else:
         trials = _of_steps(config)
         opening = _opened(job, trials, parity.texts(trials))

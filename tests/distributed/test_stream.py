@@ -17,7 +17,7 @@ from sp_bench.config.engine import EngineConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.engines import fsdp2
+from sp_bench.engines import fsdp2, fsdp2_groups
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.ledger import Ledger
 from sp_bench.training.cross_entropy import IGNORED
@@ -228,8 +228,8 @@ def check_policies(rank: int, world_size: int) -> None:
 
 def check_steps_without_messages_send_nothing_and_compute_as_much() -> None:
     config = trial(RING, 2, workload=DRAWN, dp_shard_size=dist.get_world_size() // 2, seq_len=128)
-    of, on = job(config), (job(config).mesh, here())
-    with drawn.opened(of, drawn.of_trial(config)) as steps:
+    on = (job(config).mesh, here())
+    with fsdp2_groups.opened(config, drawn.of_trial(config), *on) as steps:
         with Ledger(here()) as with_messages:
             fsdp2.run_passes(config, steps[:1], *on, lambda: None)
         with Ledger(here()) as alone:
@@ -273,16 +273,17 @@ def check_a_fault_of_half_precision_alone_is_refused() -> None:
 
 def check_a_document_on_two_groups_is_refused() -> None:
     """The text of the last document of a pass comes twice, and that of the first not at all."""
-    of_batch = drawn._Passes.of_batch
+    of_batch = fsdp2_groups._Passes.of_batch
 
-    def twice(passes, lengths, sequences, plan):
-        sequences = sequences.clone()
-        sequences[:, : lengths[0]] = sequences[:, -1 - lengths[0] : -1].clone()
-        return of_batch(passes, lengths, sequences, plan)
+    def twice(passes, batch):
+        text, first = batch.text.clone(), batch.lengths[0]
+        text[:, :first] = text[:, -1 - first : -1].clone()
+        return of_batch(passes, batch._replace(text=text))
 
     config = trial(MethodConfig("ulysses"), 2, workload=POLICIES[3], seq_len=128)
     config = replace(config, dp_shard_size=dist.get_world_size() // 2)
-    with patch.object(drawn._Passes, "of_batch", twice), pytest.raises(Incorrect, match="step 0 differs from one"):
+    lie = patch.object(fsdp2_groups._Passes, "of_batch", twice)
+    with lie, pytest.raises(Incorrect, match="step 0 differs from one"):
         stream.run(job(config))
 
 

@@ -147,7 +147,8 @@ def test_the_map_has_whole_steps_and_marks_what_waits_for_the_host():
         one(median_ms=8.0, seq_len=2048, **traced),
         one(median_ms=7.0, seq_len=4096, num_layers=1),
     ])  # fmt: skip
-    lines = held_tables.map_markdown(cells).splitlines()[-2:]
+    rule, *lines = held_tables.map_markdown(cells).splitlines()[-3:]
+    assert rule == "|---|--:|--:|--:|---|---|--:|--:|--:|--:|---|", "numbers to the right"
     assert [line.split(" | ")[1] for line in lines] == ["1,024", "2,048"]
     assert [line.endswith("| waits |") for line in lines] == [True, False]
     assert "| 1.2 |" in lines[1]
