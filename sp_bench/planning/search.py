@@ -30,8 +30,8 @@ FIRST_STEPS = (0.87, 3.0)
 # what fitted left 5.6 to 6.9 GiB a rank of what was free before, and what did not 3.6 to 4.9
 OUTSIDE_ON_HOST_BYTES = 6 * 2**30
 # hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.77
-# to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.88 to 1.00, and what did not
-# would have taken 0.95 to 1.08, in 36; on one GPU, without NCCL's memory, 1.02 and 1.05
+# to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.89 to 0.99, and what did not
+# would have taken 0.95 to 1.08, in 36; on one GPU, without NCCL's memory, 1.02 and 1.04
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, without a better guess
 # of a training step: a text may begin with equal bytes, a line of `#`, over which dQ and dK are 0 whatever is computed

@@ -31,6 +31,7 @@ from sp_bench.config.model import ModelConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.engines import fsdp2
+from sp_bench.kernels import chunked
 from sp_bench.measure import one_rank
 from sp_bench.training import text, train
 
@@ -87,10 +88,32 @@ def one_operation(x: Tensor, shape: Any, weight: Tensor | None = None, eps: floa
     return F.layer_norm(x, shape, weight, None, eps or 0.0)
 
 
+class AsFla(torch.autograd.Function):
+    """Keeps what the gated delta rule of fla-core 0.6.0 keeps on a GPU, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v, g, beta, state = (each if each is None else each.contiguous() for each in inputs)
+        assert k is not None
+        assert v is not None
+        assert g is not None
+        of_chunks = k.new_zeros(*v.shape[:3], 64)
+        ctx.save_for_backward(q, k, v, torch.empty_like(g), beta, of_chunks, state)
+        final = k.new_zeros(k.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=torch.float32)
+        return torch.empty_like(v), final
+
+
+def as_fla(*inputs: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    return AsFla.apply(scale, *inputs)
+
+
 def kept_in_forward(config: TrialConfig) -> Callable[[], int]:
     """Runs a forward. Returns what tells the bytes that are there since then, and holds them."""
     mine, sequences = job(config), text.sequences(0, config.num_sequences, config.seq_len)
-    with train.open_attention(config, config.seq_len, mine.mesh) as attention, Living() as living:
+    with (
+        train.open_attention(config, config.seq_len, mine.mesh, config.model.kinds[0]) as attention,
+        Living() as living,
+    ):
         training = fsdp2.start(config, attention, mine.mesh, mine.device)
         [[batch]] = train.shard_batches(config, [sequences], attention.layout, mine.mesh, mine.device)
         before = living.num_bytes
@@ -119,7 +142,7 @@ def check_kept(rank: int, world_size: int) -> None:
 
 
 def check_kept_with_nothing_recomputed(rank: int, world_size: int) -> None:
-    """The form leaves out the norms' statistics: two of each row here, of a layer's two norms and one of each head."""
+    """A row of a norm has two statistics here, and one in the form: of a layer's two norms, and of each head's."""
     for method in METHODS[world_size]:
         workload = replace(TRAIN, activation_checkpointing="none")
         config = trial(
@@ -129,10 +152,34 @@ def check_kept_with_nothing_recomputed(rank: int, world_size: int) -> None:
             one = kept_in_forward(replace(config, model=replace(config.model, num_layers=1)))
             two = kept_in_forward(config)
         heads = config.model.num_heads + config.model.num_kv_heads
-        statistics = 4 * 2 * (2 + heads) * config.seq_len / world_size
-        expected = memory.kept_bytes(config) + statistics
+        expected = memory.kept_bytes(config) + 4 * (2 + heads) * config.seq_len / world_size
         if not becomes_true(lambda a=one, b=two, kept=expected: b() - a() == kept):
             raise AssertionError((method, two() - one(), expected))
+
+
+def check_kept_with_states(rank: int) -> None:
+    """Layers of kind delta, by heads and by states. The last rank makes the states of all before it."""
+    sizes = {"layers": "delta", "delta_heads": 8, "delta_kv_heads": 4, "delta_head_dim": 16}
+    for states, way in (None, "selective"), (None, "selective_mlp"), ("gather", "selective"), ("chain", "selective"):
+        one, two = (
+            trial(
+                MethodConfig("ulysses", states=states),
+                2,
+                kernel=KernelConfig("cpu_flash", delta="chunked"),
+                model=replace(TINY, num_layers=layers, **sizes),
+                workload=replace(TRAIN, activation_checkpointing=way),
+                seq_len=256,
+                dtype="bfloat16",
+            )
+            for layers in (1, 2)
+        )
+        with mock.patch.object(chunked, "attend", as_fla):
+            of_one, of_two = kept_in_forward(one), kept_in_forward(two)
+        not_made = 4 * 16 * 16 * 8 * (1 - rank) if states == "gather" else 0
+        identity = 4 * 16 * 32 if states else 0  # of one head, which the form leaves out
+        expected = memory.kept_bytes(two, "delta") - not_made + identity
+        if not becomes_true(lambda a=of_one, b=of_two, kept=expected: b() - a() == kept):
+            raise AssertionError((states, way, of_two() - of_one(), expected))
 
 
 class Counted(NamedTuple):
@@ -174,9 +221,9 @@ Cell = tuple[str, ModelConfig, int, dict[str, Any]]
 PEAKS: list[Cell] = [
     ("loss", replace(SMALL, num_layers=2, vocab_size=8192), 256, {"loss_tile_tokens": 128}),
     ("loss", replace(SMALL, num_layers=2, vocab_size=8192), 256, {"dtype": "float32"}),
-    ("last_layer", SMALL, 256, MANY),
+    ("first_layer", SMALL, 256, MANY),
     ("last_layer", WIDE_MLP, 1024, {"activation_checkpointing": "selective_mlp"}),
-    ("first_layer", WIDE, 128, {}),  # with its own gradient, as if it were there by then, 5% more
+    ("first_layer", WIDE, 128, {}),
     ("first_layer", FEW_HEADS, 512, TILES),
     ("reduce", replace(SMALL, num_layers=2, vocab_size=16384), 64, {"loss_tile_tokens": 16}),
 ]
@@ -184,10 +231,10 @@ MORE: list[Cell] = [
     ("loss", replace(SMALL, vocab_size=8192), 1024, {}),
     ("loss", SMALL, 2048, {"activation_checkpointing": "selective"}),
     ("last_layer", WIDE_MLP, 2048, {"activation_checkpointing": "selective"}),
-    ("last_layer", WIDE_MLP, 2048, {"activation_checkpointing": "selective_output"}),
+    ("first_layer", WIDE_MLP, 2048, {"activation_checkpointing": "selective_output"}),
 ]
 # gloo's reduce-scatter copies all that it sends, so not where gradients matter
-ON_TWO_RANKS = [PEAKS[0], ("last_layer", replace(SMALL, num_layers=2), 2048, {})]
+ON_TWO_RANKS = [PEAKS[0], ("first_layer", replace(SMALL, num_layers=2), 2048, {})]
 
 
 def peaking(method: MethodConfig, model: ModelConfig, seq_len: int, options: dict[str, Any]) -> TrialConfig:
@@ -198,8 +245,7 @@ def peaking(method: MethodConfig, model: ModelConfig, seq_len: int, options: dic
 
 
 def check_peaks(rank: int, world_size: int, cells: Sequence[Cell], methods: Sequence[MethodConfig]) -> None:
-    """The estimate has all gradients of a layer at once, in both dtypes, and they come one after the other. So it may
-    be some percent above the count where a layer peaks, of so few tokens."""
+    """Of so few tokens a layer may hold a little more at another moment than those of the estimate."""
     for moment, model, seq_len, options in cells:
         # of methods, the loss has what layers keep, which `check_kept` proves of all; one is enough
         for method in methods[:1] if moment == "loss" else methods:
@@ -220,6 +266,7 @@ def check_all(rank: int, world_size: int) -> None:
     if world_size == 1:
         check_peaks(rank, 1, PEAKS, METHODS[1])
     else:  # no attention peaks here, so that methods differ by what layers keep
+        check_kept_with_states(rank)
         check_peaks(rank, 2, ON_TWO_RANKS, [MethodConfig("ulysses"), RING])
 
 

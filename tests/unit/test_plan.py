@@ -14,6 +14,7 @@ from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
+from sp_bench.costs.memory.fsdp2 import WORKSPACES_BYTES
 from sp_bench.costs.training import block_shapes, num_parameters
 from sp_bench.driver import notes, ranks
 from sp_bench.methods import double_ring
@@ -364,12 +365,13 @@ def test_the_memory_model_follows_what_is_offloaded(make_config):
     assert plain.last_layer - checkpoints.last_layer == 34 * layer
     assert plain.update - checkpoints.update == 0
     state = num_parameters(make_config(**gpu).model) * 4 / 2  # fp32, of one of two ranks
-    of_block = sum(map(prod, block_shapes(make_config(**gpu).model).values())) * 4 / 2
-    assert plain.last_layer - optimizer.last_layer == 3 * state - of_block  # a layer's gradients leave for the host
-    root = 151936 * 2560 + 2560  # the embedding, which is the head too, and the last norm
-    assert optimizer.reduce == (2 + 4) * root  # gradients as made, and in fp32
-    assert plain.reduce == 4 * state - 4 * root / 2 + optimizer.reduce  # its part of the sum is not there yet
-    assert optimizer.update == 0
+    assert plain.last_layer - optimizer.last_layer == 3 * state
+    block = sum(map(prod, block_shapes(make_config(**gpu).model).values()))
+    head, norm = 151936 * 2560, 2560  # the head is the embedding too
+    # whole parameters, gradients of both as made, and the first layer's in fp32; and cuBLAS' work space
+    assert optimizer.reduce == 2 * (3 * head + norm) + 4 * block + WORKSPACES_BYTES
+    assert plain.reduce == 4 * state - 4 * (head + norm) / 2 + optimizer.reduce  # its part of the sum is not there yet
+    assert optimizer.update == WORKSPACES_BYTES
 
 
 def test_more_ranks_than_processors_is_a_warning(make_config):

@@ -82,7 +82,7 @@ def committed() -> list[Cell]:
     return report.read(sorted({row_file.parent for row_file in RESULTS.glob("h*/*.parquet")}))
 
 
-def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_committed_one_that_it_speaks_of():
+def test_the_estimated_peak_of_a_training_step_is_within_1_percent_of_every_committed_one_that_it_speaks_of():
     cells = [cell for cell in committed() if cell.memory_column == "max_peak_allocated_bytes"]
     steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
     for cell in steps:
@@ -92,16 +92,12 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
             continue  # it made norms' outputs again, and kept 3% less
         if memory.unmodelled_reason(config):
             continue
-        of_gemma = config.model.name == "gemma3_27b" and config.model.num_layers == 2  # 4 to 5% above: why is not known
         peak = memory.peak_of_row(config, row)
         predicted = peak.bytes
         in_fewer = row["fit"] and row["counted_attention_flops"] < training.attention_flops(config, config.seq_len)
         if in_fewer and row["folder"] == "h200x4_longest":  # it ran in the last layer alone, which is not its peak
             predicted = peak.last_layer
-        assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.05 if of_gemma else 0.03), (
-            cell.options,
-            peak,
-        )
+        assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.01), (cell.options, peak)
 
 
 def test_what_megatron_keeps_without_recomputation_is_as_formed_to_the_byte():
@@ -676,13 +672,12 @@ def test_searches_came_as_near_to_the_edge_of_the_model_as_the_docs_say():
     below = [guess / fits - 1 for guess, fits, _ in predicted if guess < fits]
     inside = [guess for guess, fits, fails in predicted if fits <= guess < fails]
     beyond = [guess / fails - 1 for guess, _, fails in predicted if guess >= fails]
-    assert (len(predicted), len(inside), len(below), len(beyond)) == (14, 8, 5, 1)
-    assert min(below) > -0.024
-    assert beyond[0] < 0.001
+    assert (len(predicted), len(inside), len(below), len(beyond)) == (14, 10, 4, 0)
+    assert min(below) > -0.02
     assert len(fitted) == 38
     assert [f"{each:.0%}" for each in (min(fitted), max(fitted), min(failed), max(failed))] == [
-        "88%",
-        "100%",
+        "89%",
+        "99%",
         "95%",
         "108%",
     ]

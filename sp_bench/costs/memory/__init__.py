@@ -58,8 +58,8 @@ def unmodelled_reason(config: TrialConfig) -> Prose | None:
         return f"workload {workload.name} is no training"
     if workload.linear_dtype != "model" and engine == "fsdp2" and workload.model_code != "compiled":
         return f"no committed row has the peak of products in FP8 with workload.model_code={workload.model_code}"
-    if "delta" in config.model.kinds:
-        return "no committed row has the peak with layers of kind delta"
+    if "delta" in config.model.kinds and (engine != "fsdp2" or config.kernel_of("delta") != "fla"):
+        return "no committed row has the peak with layers of kind delta, but of engine fsdp2 and kernel.delta=fla"
     if engine not in PEAKS:
         return f"no committed row has the peak of engine {engine}"
     if engine == "fsdp2":

@@ -10,6 +10,8 @@ from sp_bench.costs.memory import rings
 class Form(NamedTuple):
     """What a method holds, where more than one rank shares a sequence."""
 
+    # Where ranks are more than heads of keys, each has a copy of one.
+    copies_kv: bool = False
     # The output by heads, for the method's backward, beside that by tokens, for the projection after it.
     keeps_output_twice: bool = False
     # Elements of the output's gradient, of q, k, v and of what the kernel works on, while it runs backward. None: not
@@ -35,6 +37,18 @@ def attention_elements(config: TrialConfig) -> float:
 def second_output_elements(config: TrialConfig) -> int:
     """The output by heads, where a method keeps it beside the one by tokens; 0 for others."""
     return _widths(config)[0] if _form(config).keeps_output_twice and config.sp_size > 1 else 0
+
+
+def kept_elements(config: TrialConfig) -> int:
+    """q, k, v and the output, as the kernel takes and gives them; and the output by tokens, where that is another."""
+    return 2 * _widths(config)[0] + 2 * _kv_by_heads(config) + second_output_elements(config)
+
+
+def _kv_by_heads(config: TrialConfig) -> int:
+    """Keys, or values, as the kernel takes them."""
+    model, degree = config.model, config.method.ulysses_degree or config.sp_size
+    heads = max(model.num_kv_heads, degree) if _form(config).copies_kv else model.num_kv_heads
+    return heads * model.head_dim
 
 
 def is_known(config: TrialConfig) -> bool:
@@ -63,12 +77,13 @@ def _sums_elements(config: TrialConfig, q: float, kv: float) -> float:
 def _alone(config: TrialConfig) -> float:
     """Gradients of the output, q, k and v, and what the kernel adds dq (in fp32), dk and dv up in."""
     q, kv = _widths(config)
-    return 2 * q + 2 * kv + 2 * q + _sums_elements(config, q, kv)
+    return 4 * q + 2 * kv + _sums_elements(config, q, kv)
 
 
 def _by_heads(config: TrialConfig) -> float:
     """The output's gradient is there by heads and by tokens."""
-    return _alone(config) + _widths(config)[0]
+    (q, _), kv = _widths(config), _kv_by_heads(config)
+    return 5 * q + 2 * kv + _sums_elements(config, q, kv)
 
 
 def _upipe(config: TrialConfig) -> float:
@@ -107,12 +122,12 @@ def _double_ring(config: TrialConfig) -> float:
 
 FORMS: Mapping[str, Form] = {
     "single": Form(backward=_alone),
-    "ulysses": Form(keeps_output_twice=True, backward=_by_heads),
+    "ulysses": Form(copies_kv=True, keeps_output_twice=True, backward=_by_heads),
     "upipe": Form(backward=_upipe),  # its backward sends the output again, from where it lies by tokens
     "all_gather": Form(backward=_all_gather),
     "ring": Form(backward=_ring),
     "double_ring": Form(backward=_double_ring),
-    "usp": Form(keeps_output_twice=True),
+    "usp": Form(copies_kv=True, keeps_output_twice=True),
     "yunchang": Form(keeps_output_twice=True),
     # Their exchange and their kernel are functions of their own in autograd. So the output's gradient by tokens is gone
     # when the kernel runs on that by heads.

@@ -6,12 +6,12 @@ from sp_bench.config.prose import Prose
 from sp_bench.config.shape import ELEMENT_BYTES
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory.attention import is_known
-from sp_bench.costs.memory.decoder import computed_elements, kept_bytes
+from sp_bench.costs.memory.decoder import backward_moments, kept_bytes
+from sp_bench.costs.memory.delta import inputs_bytes
 from sp_bench.costs.memory.parts import (
     FP8,
     FP32,
     Peak,
-    around_logits,
     head_elements,
     local_tokens,
     page_locked,
@@ -24,43 +24,104 @@ from sp_bench.costs.training import (
     block_shapes,
     gathers_float8,
     loss_gradients,
+    num_parameters,
     of_layers,
     root_shapes,
 )
+
+# For products of matrices on Hopper GPUs torch gives cuBLAS 32 MiB in each thread, of which the backward has its own.
+# Source: `_parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp.
+WORKSPACES_BYTES = 2 * 32 * 2**20
 
 
 def peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     """Parameters, gradients and moments are fp32; each layer's are gathered in the trial's dtype, or in FP8."""
     model, element = config.model, ELEMENT_BYTES[config.dtype]
-    gathered = FP8 if gathers_float8(config) else element
-    tokens = local_tokens(config)
-    block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
-    ranks = config.num_shards
-    state, of_root, of_block = stored_bytes(config) / ranks, 4 * root / ranks, 4 * block / ranks
-    leaving = 0.0
-    if config.engine.optimizer_offload is not None:
-        leaving = of_block  # a layer's gradients on their way to the host, while the next one computes
-        state = of_root = of_block = 0  # parameters, gradients and moments are there
-    held = 3 * state + root * element  # parameters and moments
-    layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
-    # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
-    at_loss, at_last = (1, min(2, layers)) if offloads else (layers, layers)
-    # While the second layer computes, ranks that share parameters have gathered the first's, and what the first keeps
-    # is there. Rows agree with as many gradients as in the first's backward, as if the third's were still summed.
-    at_first = min(2, layers) if offloads or (ranks > 1 and layers > 2) else 1
-    head, loss = head_elements(config), _loss_bytes(config, tiles_overlap)
-    layer = leaving + head * element + block * (2 * gathered + 4) + tokens * computed_elements(config) * element
-    if config.workload.mlp_tile_tokens is not None:  # gradients of the MLP's matrices, over the tiles
-        layer += 3 * model.hidden_size * model.intermediate_size * 4
+    hidden_states = local_tokens(config) * model.hidden_size * element
+    root, state = _elements(root_shapes(model)), _shards_bytes(config, num_parameters(model))
+    workspaces = WORKSPACES_BYTES if config.hardware.device == "cuda" else 0
+    angles = FP32 * model.head_dim * config.seq_len / config.sp_size  # of RoPE
+    held = workspaces + angles + 3 * state + root * element  # parameters and moments; and whole, those of no layer
+    kept = [kept_bytes(config, kind) for kind in model.kinds]
+    loss = _loss_bytes(config, tiles_overlap) + 2 * hidden_states  # the last ones, and normed
+    if config.workload.loss_tile_tokens is not None:
+        loss += hidden_states  # their gradient
+        if config.num_shards > 1:  # inside the forward the message of the last layer's parameters is still there
+            loss += _gathered_bytes(config) * _elements(block_shapes(model, model.kinds[-1]))
+    head_gradient = head_elements(config) * element
+    *others, last = _layers_bytes(config, kept)
+    delta_inputs = sum(inputs_bytes(config) for kind in model.kinds if kind == "delta")
     return Peak(
-        held + at_loss * kept + loss + around_logits(config),
-        held + at_last * kept + layer,
-        held + at_first * kept + layer + state - of_root - of_block,
-        # Parameters are no longer whole. Gradients of what belongs to no layer are, in fp32. Beside these are first the
-        # gradients as they were made, and then this rank's part of their sum. One rank alone divides into a new tensor.
-        4 * state - of_root + max(root * (element + 4), root * (8 if ranks == 1 else 4) + of_root),
-        copies * state,
+        held + (kept[-1] if config.workload.checkpoint_offload else sum(kept)) + loss,
+        held + head_gradient + last,
+        held + head_gradient + max(others or [last]),
+        workspaces + 4 * state - _shards_bytes(config, root) + delta_inputs + _end_bytes(config),
+        workspaces + copies * state,
     )
+
+
+def _layers_bytes(config: TrialConfig, kept: list[float]) -> list[float]:
+    """In each layer's backward: what this and those below it keep; its largest moment; parameters and gradients."""
+    model, kinds, gathered = config.model, config.model.kinds, _gathered_bytes(config)
+    blocks = [_elements(block_shapes(model, kind)) for kind in kinds]
+    moments = {kind: _moment_bytes(config, kind) for kind in config.kinds}
+    residual = local_tokens(config) * model.hidden_size * ELEMENT_BYTES[config.dtype]  # its gradient
+    found: list[float] = []
+    above = delta_inputs = 0.0  # this rank's part of gradients of all layers above; and what stays of these
+    for index in reversed(range(len(kinds))):
+        # with offload a layer's checkpoints are there with those of the one below it
+        first = max(index - 1, 0) if config.workload.checkpoint_offload else 0
+        # As messages FSDP holds parameters of the layer below, which it gathers ahead, and gradients of the one above,
+        # in fp32, until its own are made and its parameters no longer whole.
+        below = gathered * blocks[index - 1] if index and config.num_shards > 1 else 0
+        computes = kept[index] + moments[kinds[index]] + gathered * blocks[index] + FP32 * sum(blocks[index + 1 :][:1])
+        reduces = residual + _reduce_bytes(config, blocks[index], model.hidden_size * model.intermediate_size)
+        found.append(sum(kept[first:index]) + below + max(computes, reduces) + above + delta_inputs)
+        above += _shards_bytes(config, blocks[index])
+        delta_inputs += inputs_bytes(config) if kinds[index] == "delta" else 0
+    return found[::-1]
+
+
+def _end_bytes(config: TrialConfig) -> float:
+    """As the backward ends, what belongs to no layer, beside shards of parameters, moments and layers' gradients.
+
+    First parameters are whole, and so are, as they were made, the gradients of the embedding and of the head, which may
+    be one parameter; the first layer's are a message. Then theirs are reduced.
+    """
+    model, element = config.model, ELEMENT_BYTES[config.dtype]
+    root, head = _elements(root_shapes(model)), head_elements(config)
+    made = element * (root + 2 * head) + FP32 * _elements(block_shapes(model, model.kinds[0]))
+    return max(made, _reduce_bytes(config, root, model.hidden_size if model.tie_embeddings else head))
+
+
+def _reduce_bytes(config: TrialConfig, elements: int, last: int) -> float:
+    """While gradients of so many elements are reduced, of which the last parameter has `last`: first as they were made,
+    and as a message in fp32; then the message, this rank's part of the sum, and still the last one as it was made, to
+    which FSDP refers. One rank alone divides into a new tensor."""
+    element, ranks = ELEMENT_BYTES[config.dtype], config.num_shards
+    summed = 3 * FP32 * elements if ranks == 1 else FP32 * elements * (1 + 1 / ranks) + element * last
+    return max((element + FP32) * elements, summed)
+
+
+def _gathered_bytes(config: TrialConfig) -> int:
+    """Of an element of a layer's gathered parameters."""
+    return FP8 if gathers_float8(config) else ELEMENT_BYTES[config.dtype]
+
+
+def _shards_bytes(config: TrialConfig, elements: float) -> float:
+    """This rank's part of parameters, or of their gradients, on the device."""
+    offloads = config.engine.optimizer_offload is not None
+    return 0 if offloads else stored_element_bytes(config) * elements / config.num_shards
+
+
+def _moment_bytes(config: TrialConfig, kind: str) -> float:
+    """The largest moment of the backward of a layer of a kind."""
+    of_token = local_tokens(config) * ELEMENT_BYTES[config.dtype]
+    return max(of_token * each.elements + each.gradient_bytes for each in backward_moments(config, kind))
+
+
+def _elements(shapes: ParameterShapes) -> int:
+    return sum(map(prod, shapes.values()))
 
 
 def _loss_bytes(config: TrialConfig, tiles_overlap: bool) -> float:

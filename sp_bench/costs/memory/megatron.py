@@ -1,8 +1,8 @@
 """Engine megatron: Megatron-Core's model."""
 
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.memory.decoder import computed_elements
-from sp_bench.costs.memory.parts import BF16, FP8, FP32, Peak, around_logits, head_elements, local_tokens
+from sp_bench.costs.memory.attention import attention_elements, second_output_elements
+from sp_bench.costs.memory.parts import BF16, FP8, FP32, FUSED, Peak, around_logits, head_elements, local_tokens
 from sp_bench.costs.training import layers_matmul_parameters, num_parameters
 
 
@@ -15,7 +15,7 @@ def peak(config: TrialConfig, *_: object) -> Peak:
     if config.workload.linear_dtype != "model":
         held += 2 * FP8 * layers_matmul_parameters(model)
     kept = model.num_layers * tokens * _kept_bytes(config)
-    layer = held + kept + BF16 * (head_elements(config) + tokens * computed_elements(config))
+    layer = held + kept + BF16 * (head_elements(config) + tokens * _computed_elements(config))
     logits = tokens * model.vocab_size * 2 * BF16
     return Peak(held + kept + logits + around_logits(config), layer, layer, held, held)
 
@@ -41,3 +41,16 @@ def _kept_bytes(config: TrialConfig) -> int:
         of_products += model.hidden_size + model.intermediate_size
         norms += 1
     return elements * BF16 + of_products * rounded + (norms + model.num_heads) * FP32
+
+
+def _computed_elements(config: TrialConfig) -> float:
+    """Elements of a token in the backward of a layer: the activations that it computes again and their gradients. With
+    `selective` the MLP's half, which has more, runs without the other."""
+    model, fused = config.model, config.workload.model_code in FUSED
+    q, kv, hidden = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.hidden_size
+    before = 2 * hidden + 2 * q + (2 if fused else 3) * kv + (q + kv if model.qk_norm else 0)
+    if config.workload.activation_checkpointing == "full":  # keeps neither output, so the layer makes both again
+        before += second_output_elements(config)
+    mlp = (2 if fused else 4) * hidden + (4 if fused else 6) * model.intermediate_size
+    selective = config.workload.activation_checkpointing == "selective"
+    return max(max(before, mlp) if selective else before + mlp, attention_elements(config))
