@@ -50,7 +50,7 @@ class _Counted(torch.autograd.Function):
         (q, k, v, *_), known = cast(list[Tensor], leaves), [x for x in leaves if x is not None]
         with ledger.delta_call("backward", q, k, v):
             found = iter(torch.autograd.grad(ctx.results, known, (dout, dstate)))
-        del ctx.results
+        del ctx.results, ctx.leaves  # of this layer alone; the function lives until the whole backward has ended
         return None, None, *(x if x is None else next(found) for x in leaves)
 
 

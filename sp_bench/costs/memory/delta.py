@@ -20,13 +20,6 @@ def values(config: TrialConfig) -> int:
     return _heads(config) * _head_dim(config)
 
 
-def inputs_bytes(config: TrialConfig) -> float:
-    """Queries, keys, values, beta and the gate, which is fp32, as the kernel takes them. Those of a layer stay until
-    the backward of all layers is over."""
-    elements = 2 * keys(config) + _width(config) * values(config) + _heads(config)
-    return local_tokens(config) * (2 * elements + FP32 * _heads(config))
-
-
 def kept_elements(config: TrialConfig) -> float:
     """Inputs but for the gate, the kernel's output and a matrix of each head and chunk; and the output by tokens, where
     that is another tensor."""

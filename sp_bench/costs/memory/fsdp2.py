@@ -7,7 +7,6 @@ from sp_bench.config.shape import ELEMENT_BYTES
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory.attention import is_known
 from sp_bench.costs.memory.decoder import backward_moments, kept_bytes
-from sp_bench.costs.memory.delta import inputs_bytes
 from sp_bench.costs.memory.parts import (
     FP8,
     FP32,
@@ -50,12 +49,11 @@ def peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
             loss += _gathered_bytes(config) * _elements(block_shapes(model, model.kinds[-1]))
     head_gradient = head_elements(config) * element
     *others, last = _layers_bytes(config, kept)
-    delta_inputs = sum(inputs_bytes(config) for kind in model.kinds if kind == "delta")
     return Peak(
         held + (kept[-1] if config.workload.checkpoint_offload else sum(kept)) + loss,
         held + head_gradient + last,
         held + head_gradient + max(others or [last]),
-        workspaces + 4 * state - _shards_bytes(config, root) + delta_inputs + _end_bytes(config),
+        workspaces + 4 * state - _shards_bytes(config, root) + _end_bytes(config),
         workspaces + copies * state,
     )
 
@@ -67,7 +65,7 @@ def _layers_bytes(config: TrialConfig, kept: list[float]) -> list[float]:
     moments = {kind: _moment_bytes(config, kind) for kind in config.kinds}
     residual = local_tokens(config) * model.hidden_size * ELEMENT_BYTES[config.dtype]  # its gradient
     found: list[float] = []
-    above = delta_inputs = 0.0  # this rank's part of gradients of all layers above; and what stays of these
+    above = 0.0  # this rank's part of gradients of all layers above
     for index in reversed(range(len(kinds))):
         # with offload a layer's checkpoints are there with those of the one below it
         first = max(index - 1, 0) if config.workload.checkpoint_offload else 0
@@ -76,9 +74,8 @@ def _layers_bytes(config: TrialConfig, kept: list[float]) -> list[float]:
         below = gathered * blocks[index - 1] if index and config.num_shards > 1 else 0
         computes = kept[index] + moments[kinds[index]] + gathered * blocks[index] + FP32 * sum(blocks[index + 1 :][:1])
         reduces = residual + _reduce_bytes(config, blocks[index], model.hidden_size * model.intermediate_size)
-        found.append(sum(kept[first:index]) + below + max(computes, reduces) + above + delta_inputs)
+        found.append(sum(kept[first:index]) + below + max(computes, reduces) + above)
         above += _shards_bytes(config, blocks[index])
-        delta_inputs += inputs_bytes(config) if kinds[index] == "delta" else 0
     return found[::-1]
 
 
