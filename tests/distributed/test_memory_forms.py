@@ -234,7 +234,7 @@ MORE: list[Cell] = [
     ("first_layer", WIDE_MLP, 2048, {"activation_checkpointing": "selective_output"}),
 ]
 # gloo's reduce-scatter copies all that it sends, so not where gradients matter
-ON_TWO_RANKS = [PEAKS[0], ("first_layer", replace(SMALL, num_layers=2), 2048, {})]
+ON_TWO_RANKS = [PEAKS[0], ("first_layer", replace(WIDE_MLP, num_layers=2), 2048, {})]
 
 
 def peaking(method: MethodConfig, model: ModelConfig, seq_len: int, options: dict[str, Any]) -> TrialConfig:
