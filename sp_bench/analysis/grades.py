@@ -1,6 +1,6 @@
 """How much a number can be relied on. A: 6 replicates or more, none of them doubtful. B: 2 to 5, or more of which fewer
-than half are doubtful. C: one replicate, half of them doubtful, or code from before a change that moves its speed. What
-was not measured has a mark in place of a grade.
+than half are doubtful, or an imitated link. C: one replicate, half of them doubtful, or code from before a change that
+moves its speed. What was not measured has a mark in place of a grade.
 
 A flag doubts its own replicate, and no number leaves one out. While fewer than half are doubtful, the median lies
 between times that nobody doubts.
@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, Launch
 from sp_bench.analysis.ratios import MIN_REPLICATES
 from sp_bench.config.yaml_text import read_yaml
@@ -23,9 +24,12 @@ FILE = "code_changes.yaml"
 A, B, C = "A", "B", "C"
 MEANINGS = {
     A: "6 pairs or more and no doubt",
-    B: "2 to 5 pairs, or fewer than half doubtful",
+    B: "2 to 5 pairs, fewer than half doubtful, or an imitated link",
     C: "once: one pair, flagged: half or more doubtful, aged: older code",
 }
+# NCCL held to some channels stands for a slower link. An all-to-all's copy to itself passes through them too, which no
+# link charges for, so that links of one name differ by primitive.
+IMITATED = ("channels_1", "channels_2")
 # Flags that doubt a time. The others are about memory, or about a step that has no time.
 DOUBTS = frozenset({
     *("short_window", "clock_mismatch", "window_disagrees", "unsettled", "transient", "bimodal", "host_bound"),
@@ -40,7 +44,7 @@ class Grade:
 
     mark: str
     number: str  # of replicates
-    doubts: Mapping[str, str] = field(default_factory=dict)  # once, flagged or aged -> by what
+    doubts: Mapping[str, str] = field(default_factory=dict)  # once, flagged, aged or imitated -> by what
 
     @property
     def words(self) -> str:
@@ -85,21 +89,22 @@ def legend(marks: Collection[str] = tuple(MEANINGS)) -> str:
 
 def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:
     """The grade of a statement about `cells`, of each of which it uses the replicates `launches`."""
-    evidence = sorted({str(cell.asked["evidence"]) for cell in cells} - {MEASURED})
-    if evidence:
-        return Grade(", ".join(evidence), "not all ranks were there")
     size, number = len(launches), counted(len(launches), "replicate")
     doubtful = [found for key in launches if (found := DOUBTS & {flag for cell in cells for flag in cell.doubts[key]})]
     aged = {commit for cell in cells for key in launches for commit in aged_by(cell, cell.launches[key]["started_at"])}
-    doubts = {"once": ""} if size < 2 else {}
-    if doubtful:
-        share = f"{len(doubtful)} of {size} " if len(doubtful) < size else ""
-        doubts["flagged"] = f"{share}flagged {' '.join(sorted({flag for each in doubtful for flag in each}))}"
+    share = f"{len(doubtful)} of {size} " if len(doubtful) < size else ""
+    by = " ".join(sorted({flag for each in doubtful for flag in each}))
+    flagged = {"flagged": f"{share}flagged {by}"} if doubtful else {}
+    if evidence := sorted({str(cell.asked["evidence"]) for cell in cells} - {MEASURED}):
+        return Grade(", ".join(evidence), f"not all ranks were there, {number}", flagged)
+    doubts = ({"once": ""} if size < 2 else {}) | flagged
     if aged:
         doubts["aged"] = f"code before {', '.join(sorted(aged))}"
+    if links := sorted({words.fabric(cell.asked["fabric"]) for cell in cells if cell.asked["fabric"] in IMITATED}):
+        doubts["imitated"] = f"link imitated by {words.listed_words(links)}"
     if size < 2 or aged or 2 * len(doubtful) >= size:
         return Grade(C, number, doubts)
-    return Grade(A if size >= MIN_REPLICATES and not doubtful else B, number, doubts)
+    return Grade(A if size >= MIN_REPLICATES and not doubts else B, number, doubts)
 
 
 def aged_by(cell: Cell, started_at: datetime) -> list[str]:

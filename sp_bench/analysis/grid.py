@@ -14,7 +14,7 @@ from sp_bench.analysis.settings import AHEAD, CLOSE, QUESTION, TIE, UNDECIDED, U
 from sp_bench.config.conf_files import num_layers
 from sp_bench.config.machine import NO_DELAY
 from sp_bench.config.workload import TRAINING
-from sp_bench.formats import counted, whole
+from sp_bench.formats import counted, span, whole
 
 COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (
     "attention",
@@ -33,6 +33,7 @@ class Entry:
     label: str
     difference: Difference  # the faster one first
     others: tuple[float, ...]  # of other runs and packs, the slower method's time over the faster one's, in order
+    alike: tuple[str, ...]  # our other methods that are not told apart from the faster one, where one leads
 
     @property
     def is_decided(self) -> bool:
@@ -41,10 +42,14 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        """Ulysses 1.032x [1.029, 1.034]; tie, ring 1.004x [0.999, 1.006]."""
-        close = f"within {self.difference.smallest:.0%}, "
-        before = {TIE: "tie, ", CLOSE: close, UNDECIDED: "undecided, "}.get(self.difference.outcome, "")
-        return f"{before}{words.plain_method(self.difference.fast)} {self.difference.words}"
+        """Ulysses 1.032x [1.029, 1.034]; tie, ring 1.004x [0.999, 1.006]; within 3%."""
+        found = self.difference
+        if found.outcome == CLOSE and self.is_of_one_rank:  # the ratio is below the model's error
+            return f"within {found.smallest:.0%}"
+        close = f"within {found.smallest:.0%}, "
+        before = {TIE: "tie, ", CLOSE: close, UNDECIDED: "undecided, "}.get(found.outcome, "")
+        alike = f", {words.listed_words(self.alike)} alike" if self.alike else ""
+        return f"{before}{words.plain_method(found.fast)} {found.words}{alike}"
 
     @property
     def is_of_one_rank(self) -> bool:
@@ -53,14 +58,18 @@ class Entry:
     @property
     def more(self) -> str:
         """7 more: 1.028x to 1.047x."""
-        if not self.others:
-            return ""
-        low, high = (f"{bound(self.others):.3f}x" for bound in (min, max))
-        return f"{len(self.others)} more: {low if low == high else f'{low} to {high}'}"
+        return f"{len(self.others)} more: {self.range}" if self.others else ""
+
+    @property
+    def range(self) -> str:
+        """1.028x to 1.047x, of the other runs; empty without any."""
+        return span(self.others, "{:.3f}x".format) if self.others else ""
 
     @property
     def mark(self) -> str:
-        return "one rank" if self.is_of_one_rank else self.difference.grade.words
+        """A; C·once·aged; one rank·flagged."""
+        found = self.difference.grade
+        return "\N{MIDDLE DOT}".join(("one rank", *found.doubts)) if self.is_of_one_rank else found.words
 
     @property
     def campaign(self) -> str:
@@ -101,7 +110,7 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
         return None
     ((shape, _),) = Counter(_shape(place.first) for place, _ in met).most_common(1)
     measured = {place.first.asked["sp_size"] for place, _ in met if place.first.all_ranks_were_there}
-    runs: dict[tuple[Any, ...], dict[tuple[str, str], list[Difference]]] = {}
+    runs: dict[tuple[Any, ...], dict[tuple[str, str], list[tuple[Difference, Place]]]] = {}
     for place, found in met:
         first, is_of_shape = place.first, _shape(place.first) == shape
         is_shown = is_of_shape or not (of_one_shape or first.all_ranks_were_there)
@@ -109,14 +118,14 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
             key = (not first.all_ranks_were_there, first.asked["sp_size"], first.asked["seq_len"], _size(first))
             column, label = _column(first)
             label = label if is_of_shape else f"{_heads(first)}, {label}"
-            label += _parts(place) if column == LINKS else ""
-            runs.setdefault(key, {}).setdefault((column, label), []).append(found)
+            label += _parts(place) if column in (LINKS, PACKED) else ""
+            runs.setdefault(key, {}).setdefault((column, label), []).append((found, place))
     columns = tuple(name for name in COLUMNS if any(of == name for each in runs.values() for of, _ in each))
     lines = [Line(key[-1], tuple(_entries(each, name) for name in columns)) for key, each in sorted(runs.items())]
     like = next(place.first for place, _ in met if _shape(place.first) == shape)
     caption = (
         f"{words.heads(like)}, {words.dtype(like)}, {words.hardware(like)}, causal, forward and backward. "
-        '"Ring 1.10x": Ulysses takes 1.10 times as long. "All-gather 1.02x": over the next best.'
+        '"Ring 1.10x": Ulysses takes 1.10 times as long.'
     )
     return Grid(caption, columns, tuple(lines))
 
@@ -136,7 +145,7 @@ def _question(place: Place) -> Difference | None:
     """The faster of Ulysses and the ring against the other; against a third method of ours that is ahead of both, that
     one against the faster of them. None: they did not meet."""
     ulysses, ring = (place.of_kind(name) for name in QUESTION)
-    if ulysses is None or ring is None or place.first.processor != "GPU" or words.unusual(ulysses, identifiers.LAUNCH):
+    if ulysses is None or ring is None or place.first.processor != "GPU":
         return None
     found = Difference(ulysses, ring, place.smallest)
     if found.ratio is None:
@@ -148,25 +157,38 @@ def _question(place: Place) -> Difference | None:
     return found.turned
 
 
-def _entries(runs: dict[tuple[str, str], list[Difference]], column: str) -> tuple[Entry, ...]:
-    """One a label, of its best run: that of the best grade, then without a doubt, then of the most pairs, then the
-    newest. The best first."""
+def _entries(runs: dict[tuple[str, str], list[tuple[Difference, Place]]], column: str) -> tuple[Entry, ...]:
+    """One a label, of its best run: that of the best grade, then not of older code, then without a doubt, then of the
+    most pairs, then the newest. The best first, of packs that of most packs."""
     made = []
     for (of, label), found in sorted(runs.items()):
         if of == column:
-            best, *others = sorted(found, key=_by_evidence)
-            made.append(Entry(label, best, tuple(sorted(_alike(best, others)))))
-    return tuple(sorted(made, key=lambda entry: _by_evidence(entry.difference)[:1]))
+            (best, place), *others = sorted(found, key=lambda run: _by_evidence(run[0]))
+            packs = len({run.fast.options["seed"] for run, _ in found}) if of == PACKED else 0
+            label += f", {counted(packs, 'pack')}" if packs else ""
+            ratios = sorted(_ratios(best, [other for other, _ in others]))
+            made.append((packs, Entry(label, best, tuple(ratios), tuple(_alike(place, best)))))
+    return tuple(e for _, e in sorted(made, key=lambda each: (-each[0], *_by_evidence(each[1].difference)[:2])))
+
+
+def _alike(place: Place, best: Difference) -> Iterable[str]:
+    """Our other methods that are not told apart from the faster one; none where the two tie themselves."""
+    if best.outcome in (AHEAD, UNPROVEN):
+        for cell in place.own:
+            is_third = kind(cell) not in QUESTION and cell is not best.fast
+            if is_third and Difference(best.fast, cell, place.smallest).outcome in (TIE, CLOSE, UNDECIDED):
+                yield words.plain_method(cell)
 
 
 def _by_evidence(found: Difference) -> tuple[Any, ...]:
     order = (A, B, C)
     newest = max(row["started_at"] for cell in (found.fast, found.slow) for row in cell.measured)
     mark = order.index(found.grade.mark) if found.grade.mark in order else len(order)
-    return (mark, bool(found.grade.doubts), -len(found.keys), -newest.timestamp())
+    doubts = found.grade.doubts
+    return (mark, "aged" in doubts, bool(doubts), -len(found.keys), -newest.timestamp())
 
 
-def _alike(best: Difference, others: Iterable[Difference]) -> Iterable[float]:
+def _ratios(best: Difference, others: Iterable[Difference]) -> Iterable[float]:
     """Ratios of other runs of the same two methods, with the same one below."""
     for other in others:
         if not other.ratio:
@@ -188,10 +210,9 @@ def _heads(cell: Cell) -> str:
 
 
 def _parts(place: Place) -> str:
-    """, Ulysses in 4 chunks: on a slow link its best way, which not every campaign has."""
-    ulysses = place.of_kind(QUESTION[0])
-    parts = words.unusual(ulysses, "method.head_chunks") if ulysses else ""
-    return f", Ulysses in {parts}" if parts else ""
+    """, undivided: where Ulysses' chunks of heads, its best way on slow links and in packs, were not tried."""
+    tried = any(words.unusual(cell, "method.head_chunks") for cell in place.cells)
+    return "" if tried else ", undivided"
 
 
 def _size(cell: Cell) -> str:
@@ -205,8 +226,7 @@ def _size(cell: Cell) -> str:
 def _column(cell: Cell) -> tuple[str, str]:
     """Which column, and the label there."""
     is_slow = cell.asked["fabric"] not in ("nvlink", None)
-    hosts = counted(cell.options["num_nodes"], "host")
-    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"{hosts}, {cell.link}"
+    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else _hosts(cell)
     slower = f", {link}" if is_slow else ""
     if cell.asked["workload"] in TRAINING:
         packed = ", packed" if words.is_packed(cell) else ""
@@ -220,4 +240,11 @@ def _column(cell: Cell) -> tuple[str, str]:
         return WINDOWS, f"window of {whole(window)}{slower}"
     if is_slow:
         return LINKS, link if cell.all_ranks_were_there else f"{words.kernel(cell)}, {link}"
-    return ATTENTION, words.kernel(cell)
+    return ATTENTION, ", ".join(filter(None, [words.kernel(cell), words.unusual(cell, identifiers.LAUNCH)]))
+
+
+def _hosts(cell: Cell) -> str:
+    """8 hosts of 1 GPU, 400 Gbit/s a GPU."""
+    hosts = cell.options["num_nodes"]
+    each = counted(cell.asked["world_size"] // hosts, "GPU")
+    return f"{counted(hosts, 'host')} of {each}, {words.link(cell)} a GPU"

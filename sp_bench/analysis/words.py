@@ -127,6 +127,13 @@ def fabric(name: Any) -> str:
     return _in_words("fabric.name", str(name))
 
 
+def link(cell: Cell) -> str:
+    """The speed that one real rank's link model gives a GPU between hosts."""
+    return {"nodes_200g": "200 Gbit/s", **dict.fromkeys(("nodes_400g", "nodes_400g_short"), "400 Gbit/s")}.get(
+        str(cell.link), str(cell.link)
+    )
+
+
 def method(cell: Cell, but: Sequence[str] = ()) -> str:
     """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. It
     is unique within a place and kernel. but: options that are left out."""

@@ -98,20 +98,20 @@ LONGEST: tuple[Column[Longest], ...] = (
     Column("method", lambda of: words.METHODS[of.config.method.name]),
     Column("GPUs", lambda of: of.config.sp_size),
     Column("in host memory", lambda of: ", ".join(_offloaded(of.config)) or "nothing"),
-    Column("longest, predicted", lambda of: of.config.seq_len // 1000, "{:,}K".format),
+    Column("tokens, predicted", lambda of: of.config.seq_len, whole),
     Column("GiB of all hosts", lambda of: host_gib((), of.config) or None, "{:,.0f}".format),
-    Column("one rank: fits, does not", lambda of: ", ".join(whole(end.asked["seq_len"]) for end in of.ends) or None),
+    Column("as one rank: fit, do not", lambda of: ", ".join(whole(end.asked["seq_len"]) for end in of.ends) or None),
 )
 
 
 def longest_as_one_rank(cells: Sequence[Cell]) -> str:
-    """A table of the searches of the sweep `one_rank_longest`."""
+    """A table of the searches of the sweep `one_rank_longest`; without a column of what none of them has found."""
     found = limits([cell for cell in cells if str(cell.rows[0]["folder"]).startswith("h200x1_one_rank_longest")])
     lines = []
     for search in sweep.read(overrides.read_arguments(["sweep=one_rank_longest"])).searches:
         ends = next((each.cells for each in found if search.probe_of(each.cells[0].rows[0])), ())
         lines.append(Longest(search.at(search.guess(None, None, None)), ends))
-    return unpadded(LONGEST, lines)
+    return unpadded(LONGEST if found else LONGEST[:-1], lines)
 
 
 def _offloaded(config: TrialConfig) -> list[str]:

@@ -29,7 +29,7 @@ ABOUT_CELLS = (
     "messages overlapped in another way. Clock and power: under load, of one rank / of all (median)."
 )
 ABOUT_SIGNS = (
-    "Time of the ring over that of Ulysses, where rows of all ranks have both beside each other. A sign is asked for "
+    "Where rows of all ranks have both beside each other. Above 1 Ulysses leads, below 1 the ring. A sign is asked for "
     f"where they differ by {SMALLEST_SIGN:.0%} or more."
 )
 
@@ -39,8 +39,8 @@ ABOUT_EDGES = (
 )
 ABOUT_LINES = (
     "Steps of one real rank that ran with few layers; the line through two of them gives the step of all. Where the "
-    "whole step ran too, that step counts, and a column has the line's values over it. Published: steps of that model, "
-    "length and number of GPUs on H100s, with the options named there."
+    "whole step ran too, that step counts, and a column has the line's values over it. Published: on H100s, of equal "
+    "model, length, GPUs, method and options."
 )
 ABOUT_MAP = (
     "As one real rank ran, with messages as the link model has them; the fastest first. Exposed: time in which "
@@ -100,7 +100,7 @@ SIGNS: tuple[Column[Sign], ...] = (
     Column("tokens", lambda of: of.held.one.asked["seq_len"], "{:,}".format),
     Column("kernel", lambda of: words.kernel(of.held.one)),
     Column("link model", lambda of: of.held.one.link),
-    Column("measured", lambda of: of.measured, "{:.3f}".format),
+    Column("ring over Ulysses, measured", lambda of: of.measured, "{:.3f}".format),
     Column("predicted", lambda of: of.predicted, "{:.3f}".format),
     Column("without delay", lambda of: of.without_delay, "{:.3f}".format),
     Column("sign", lambda of: ("right" if of.is_right else "wrong") if of.counts else "not asked for"),

@@ -63,10 +63,13 @@ class Published:
 
 
 def steps_like(cell: Cell) -> list[Published]:
-    """Published steps of the cell's model, length and number of ranks, by whatever method and options."""
-    asked = cell.asked
-    of = {"model": asked["model"], "seq_len": asked["seq_len"], "sp_size": asked["sp_size"]}
-    return [each for each in figures() if each.metric == "step_s" and of.items() <= each.where.items()]
+    """Published steps of the cell's model, length, ranks, method and options, at whatever depth the cell ran."""
+    of = {**cell.asked, "num_layers": None}
+    return [
+        each
+        for each in figures()
+        if each.metric == "step_s" and {**each.where, "num_layers": None}.items() <= of.items()
+    ]
 
 
 @dataclass(frozen=True)

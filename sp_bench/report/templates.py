@@ -31,8 +31,9 @@ from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS
 from sp_bench.formats import GIB, MISSING, counted, whole
-from sp_bench.report import answers, campaigns, held_tables
+from sp_bench.report import answers, campaigns, held_tables, setup_table
 from sp_bench.report.findings import findings
+from sp_bench.report.published import beside_one_rank
 
 SUFFIX = ".jinja"
 
@@ -116,6 +117,8 @@ class Rows:
             "one_rank",
             "one_rank_map",
             "one_rank_error",
+            "published_error",
+            "setup",
             "bandwidth",
         )
         plain = (require, evidence, grade, ms, sent_mib, gib, mfu, span, whole)
@@ -204,6 +207,18 @@ class Rows:
         if error is None:
             raise _Refused("no step of one real rank has rows of all ranks beside it")
         return f"{error:.1%}"
+
+    def published_error(self) -> str:
+        """How short steps of one real rank are of published ones: 7% to 9%."""
+        found = beside_one_rank(self.every_cell).lines
+        short = [1 - each.ratio for each in found if each.published.metric == "step_s" and each.ratio]
+        if not short:
+            raise _Refused("no published step has one of one real rank beside it")
+        return formats.span(short, "{:.0%}".format)
+
+    def setup(self) -> str:
+        """What the rows on GPUs ran with."""
+        return setup_table.markdown(self.every_cell)
 
     def bandwidth(self, fabric: str, primitive: str = "send_recv", ranks: int | None = None) -> str:
         """GiB/s that one GPU sends there, by the largest message: 20, or 20 to 23 of several machines. ranks: of the

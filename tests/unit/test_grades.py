@@ -81,6 +81,13 @@ def test_rows_age_by_a_change_that_concerns_them_and_by_no_other() -> None:
     assert both(6, **before, **library).grade.mark == "A"
 
 
+def test_an_imitated_link_is_never_an_a_and_says_why() -> None:
+    over = [replicated(ms, [1.0] * 6, fabric="channels_2", **of) for ms, of in ((10.0, ULYSSES), (11.0, {}))]
+    found = difference(*over)
+    assert (found.grade.words, found.grade.why) == ("B·imitated", "link imitated by 2 NCCL channels, 6 replicates")
+    assert not found.is_proven
+
+
 def test_weak_verdicts_are_grey_and_not_bold_and_every_verdict_shows_its_grade() -> None:
     for flags, weak in (([], False), (["transient"], True)):
         rows = [*replicated(10.0, [1.0] * 6, **ULYSSES), *replicated(11.0, [1.0] * 6, flags=flags)]

@@ -2,8 +2,10 @@
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
 
+from sp_bench.analysis.grades import code_changes
 from sp_bench.analysis.grid import Grid, grid
 from sp_bench.analysis.settings import settings
 from sp_bench.report.answers import legend, markdown
@@ -24,6 +26,10 @@ def grid_of(*rows: list[dict[str, Any]], at_least: int = 0) -> Grid:
 
 def both(ulysses: float, ring: float, ratios: list[float], **columns: Any) -> list[dict[str, Any]]:
     return [*replicated(ulysses, ratios, **ULYSSES, **columns), *replicated(ring, ratios, **RING, **columns)]
+
+
+def config(seed: int = 0, **workload: Any) -> str:
+    return json.dumps({"hardware": {"name": "h200", "device": "cuda"}, "workload": workload, "seed": seed})
 
 
 def shown(found: Grid, brief: bool = False) -> str:
@@ -52,7 +58,7 @@ def test_a_cell_names_the_faster_one_with_ratio_interval_and_grade_and_bold_is_f
     assert line == (
         "| 2 GPUs, 1,024 | FlashAttention-4: **tie, Ulysses 1.010x [1.010, 1.010]** A<br>"
         "cuDNN: **Ulysses 1.10x [1.10, 1.10]** A<br><sub>FlashAttention-2: ring 1.10x C·once</sub> "
-        "| 1 NCCL channel: ring 1.10x B |"
+        "| 1 NCCL channel, undivided: ring 1.10x B·imitated |"
     )
     assert ("C·once", "the zigzag ring against Ulysses, FlashAttention-2, made_up; 1 replicate") in LINK.findall(
         markdown(found, "results")
@@ -71,7 +77,11 @@ def test_a_third_method_stands_there_where_it_is_ahead_of_both() -> None:
     ((entry,),) = grid_of(both(10.0, 11.0, SIX), replicated(9.0, SIX, **gather)).lines[0].entries
     assert entry.verdict == "all-gather 1.11x [1.11, 1.11]"
     ((entry,),) = grid_of(both(10.0, 11.0, SIX), replicated(9.9, SIX, **gather)).lines[0].entries
+    assert entry.verdict == "Ulysses 1.10x [1.10, 1.10], all-gather alike"
+    ((entry,),) = grid_of(both(10.0, 11.0, SIX), replicated(10.5, SIX, **gather)).lines[0].entries
     assert entry.verdict == "Ulysses 1.10x [1.10, 1.10]"
+    ((entry,),) = grid_of(both(10.0, 10.1, SIX), replicated(10.0, SIX, **gather)).lines[0].entries
+    assert entry.verdict == "tie, Ulysses 1.010x [1.010, 1.010]"
 
 
 def test_lines_are_of_one_shape_from_a_length_on_and_of_gpus() -> None:
@@ -92,12 +102,37 @@ def test_other_values_are_in_labels_and_latents_have_a_page_of_their_own() -> No
     assert len(settings(cells_of([*replicated(1.0, [1.0], **latents), *replicated(1.0, [1.0], **values)]))) == 2
 
 
-def test_ulysses_in_chunks_has_an_entry_of_its_own_on_slower_links() -> None:
+def test_of_equal_grades_newer_code_comes_first_and_a_cuda_graph_has_an_entry_of_its_own() -> None:
+    (change,) = [each for each in code_changes() if each.commit == "c1f674b"]
+    older = {"started_at": change.at - timedelta(hours=1), "kernel": "flash_attn"}
+    entries = grid_of(both(10.0, 11.0, SIX, **older), both(11.0, 10.0, [1.0], started_at=change.at)).lines[0].entries[0]
+    assert [(each.label, each.mark) for each in entries] == [("cuDNN", "C·once"), ("FlashAttention-2", "C·aged")]
+    graph = both(11.0, 10.0, SIX, config=config(launch="cuda_graph"))
+    entries = grid_of(both(10.0, 11.0, SIX), graph).lines[0].entries[0]
+    assert {each.label: each.verdict.partition(" ")[0] for each in entries} == {
+        "cuDNN": "Ulysses",
+        "cuDNN, CUDA graph": "ring",
+    }
+
+
+def test_an_answer_about_packs_says_how_many_there_are() -> None:
+    def pack(seed: int, ring: float) -> list[dict[str, Any]]:
+        drawn = config(packing="lognormal", document_len=64, seed=seed)
+        return both(10.0, ring, [1.0], config=drawn, packing="lognormal")
+
+    ((entry,),) = grid_of(pack(1, 11.0)).lines[0].entries
+    assert entry.label.endswith(", undivided, 1 pack")
+    ((entry,),) = grid_of(pack(1, 11.0), pack(2, 9.0)).lines[0].entries
+    assert entry.label.endswith(", undivided, 2 packs")
+    assert entry.more.startswith("1 more: ")
+
+
+def test_ulysses_undivided_has_an_entry_of_its_own_on_slower_links() -> None:
     chunks = {"fabric": "channels_1", "head_chunks": 4, "kernel": "flash_attn"}
     found = grid_of(both(11.0, 10.0, SIX, fabric="channels_1"), both(10.5, 10.0, SIX, **chunks))
     assert [each.label for each in found.lines[0].entries[-1]] == [
         "1 NCCL channel",
-        "1 NCCL channel, Ulysses in 4 chunks",
+        "1 NCCL channel, undivided",
     ]
 
 
@@ -110,10 +145,12 @@ def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
     assert shown(found).splitlines()[2:] == [
         "| 2 GPUs, 1,024 | cuDNN: **Ulysses 1.10x [1.10, 1.10]** A |",
         "| 8 GPUs, 1,024, modelled | \N{WHITE CIRCLE} 64/8 heads, cuDNN: Ulysses 1.040x<br>"
-        "\N{WHITE CIRCLE} cuDNN: within 3%, Ulysses 1.020x |",
+        "\N{WHITE CIRCLE} cuDNN: within 3% |",
     ]
     brief = grid(settings(cells_of([row for each in rows for row in each])), of_one_shape=True)
     assert brief is not None
     assert shown(brief, brief=True).splitlines()[-1].count("\N{WHITE CIRCLE}") == 1
     assert "modelled by one rank" in legend(found)
+    flagged = shown(grid_of(both(10.0, 11.0, SIX), one(11.0, flags=["bimodal"])))
+    assert "| \N{WHITE CIRCLE}·flagged cuDNN: Ulysses 1.10x |" in flagged
     assert "one rank" not in legend(grid_of(both(10.0, 11.0, SIX)))

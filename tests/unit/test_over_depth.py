@@ -97,9 +97,10 @@ def test_a_ratio_is_within_the_error_that_rows_of_all_ranks_show():
     assert by_metric["peak_memory_gb"].is_within is None
 
 
-def test_a_line_has_the_published_step_of_its_model_length_and_ranks_beside_it():
+def test_a_line_has_the_published_step_of_its_model_length_ranks_method_and_options_beside_it():
     (line,) = over_depth(cells_of([step(2, 20_000.0, 12), step(4, 40_000.0, 14)]))
     assert [(each.source, each.value) for each in steps_like(line.few)] == [("TRL #6846", 380)]
     assert "380 (TRL #6846: all-gather," in held_tables.markdown([line.few, line.more])
-    (other,) = over_depth(cells_of([step(2, 20_000.0, 12, sp_size=4), step(4, 40_000.0, 14, sp_size=4)]))
-    assert steps_like(other.few) == []
+    for of in ({"sp_size": 4}, {"kernel": "flash_attn_4"}):
+        (other,) = over_depth(cells_of([step(2, 20_000.0, 12, **of), step(4, 40_000.0, 14, **of)]))
+        assert steps_like(other.few) == []
