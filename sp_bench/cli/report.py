@@ -99,10 +99,10 @@ def report(
         sp-bench report results/h200 --only ratios --column 1 --venue icml --anonymous --out paper
 
     Make Figure 1 and Table 1 of a paper: chosen cells of several campaigns, in your order and words, with times over
-    those of the first line:
+    those of the first line, and captions that name the options in which lines differ:
 
         sp-bench report results/h200x4_step_methods_3 results/h200x4_step_methods_4 --line "Ulysses: method=ulysses"
-        --line "ring: method=ring" --line "DeepSpeed: method=deepspeed_ulysses_hf kernel=cudnn" --venue icml --out paper
+        --line "ring: method=ring" --venue icml --out paper
 
     Print the table of all cells, or write the findings of all campaigns as Markdown:
 

@@ -90,14 +90,33 @@ def speed_of(lines: Lines) -> tuple[str, Callable[[Cell], float | None]]:
 
 def shared(lines: Lines) -> str:
     """The options that all lines share."""
-    return ", ".join(part for part in _parts(lines.cells[0]) if all(part in _parts(cell) for cell in lines.cells))
+    return ", ".join(_shared(lines))
+
+
+def apart(lines: Lines) -> str:
+    """The options in which lines differ: `Ulysses: cuDNN; DeepSpeed: cuDNN, all recomputed.`; empty if they do not."""
+    common = {*_shared(lines), *(words.processors(cell) for cell in lines.cells if lines.over == "sp_size")}
+    own = []
+    for line in lines.lines:
+        parts = (part for cell in line.cells.values() for part in _parts(cell) if part not in {*common, line.name})
+        own += [f"{line.name}: {options}" for options in [", ".join(dict.fromkeys(parts))] if options]
+    return f" {'; '.join(own)}." if own else ""
+
+
+def replicates(lines: Lines) -> str:
+    counts = sorted({len(cell.step_ms) for cell in lines.cells if cell.ok})
+    if counts[-1:] in ([], [1]):
+        return "One replicate each, so no intervals."
+    number = counted(counts[0], "replicate") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} replicates"
+    return f"Medians over {number}, paired by number, with 95% intervals from 6 pairs on."
+
+
+def _shared(lines: Lines) -> list[str]:
+    return [part for part in _parts(lines.cells[0]) if all(part in _parts(cell) for cell in lines.cells)]
 
 
 def _caption(lines: Lines) -> str:
-    counts = sorted({len(cell.step_ms) for cell in lines.cells if cell.ok})
-    replicates = counted(counts[0], "replicate") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} replicates"
-    paired = "Times are paired by replicate; bars: 95% intervals of the median, from 6 pairs on."
-    return f"{shared(lines)}. Medians over {replicates}. {paired}{of_one_rank(lines.cells)}{_bounds(lines)}"
+    return f"{shared(lines)}.{apart(lines)} {replicates(lines)}{of_one_rank(lines.cells)}{_bounds(lines)}"
 
 
 def _bounds(lines: Lines) -> str:
@@ -111,7 +130,7 @@ def _bounds(lines: Lines) -> str:
 
 def _parts(cell: Cell) -> list[str]:
     fabric = words.fabric(cell.asked["fabric"]) if cell.asked["sp_size"] > 1 else ""
-    where = (words.processors(cell), words.kernel(cell), fabric)
+    where = (words.processors(cell), words.kernel(cell), fabric, words.method(cell))
     return list(filter(None, [*words.setting(cell), *where]))
 
 
