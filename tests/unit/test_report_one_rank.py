@@ -15,7 +15,7 @@ from sp_bench.analysis.settings import settings
 from sp_bench.analysis.signs import counts
 from sp_bench.report import EXPORTS, explorer, paper
 from sp_bench.report.figures import draw_lines, memory, over_ranks, steps, throughput, traffic, windows
-from sp_bench.report.figures.style import Look, line, mark
+from sp_bench.report.figures.style import BLACK, Look, explained, line, mark
 from sp_bench.report.findings import findings
 from sp_bench.report.setting_tables import VALUES, lines, tables
 
@@ -44,11 +44,15 @@ def both(**columns):
     return [make(**split, **columns) for make in (measured, one) for split in SPLITS]
 
 
-def test_marks_are_hollow_and_lines_dashed():
-    for cell in cells_of(both()):
-        there = cell.all_ranks_were_there
-        assert (mark(cell)["mfc"] == "white") == (not there)
-        assert (line(cell)["ls"] == "--") == (not there)
+def test_hollow_marks_and_dashed_lines_are_modelled_and_nothing_else():
+    library = {"implementation": "ring-flash-attn==0.1.8", "method": "ring_flash_attn"}
+    parts = {"config": json.dumps({"hardware": KIND, "seed": 0, "method": {"name": "ulysses", "head_chunks": 4}})}
+    found = cells_of([*both(), measured(**library), measured(**SPLITS[1] | parts)])
+    for cell in found:
+        assert (mark(cell)["mfc"] == "white") == (line(cell)["ls"] == "--") == (not cell.all_ranks_were_there)
+    assert sum(mark(cell)["mec"] == BLACK for cell in found) == sum(cell.is_library for cell in found) == 1
+    assert sum(mark(cell)["fillstyle"] != "full" for cell in found) == 1
+    assert explained(found).count(":") == 3
 
 
 @pytest.mark.parametrize("lengths", [(1024,), (1024, 2048, 4096)])

@@ -21,17 +21,18 @@ from sp_bench.report.figures.style import (
     Plot,
     about,
     colour,
+    explained,
+    is_modelled,
     legend,
     length_axis,
     mark,
-    of_one_rank,
     plain_log,
     rank_axis,
     trial_ids,
 )
 
 LEAST_IN = 1.7
-DASHES = ("-", "--", ":", "-.")  # of lines with one colour
+DASHES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of lines with one colour
 Read = Callable[[Cell], tuple[float | None, Interval | None]]
 
 
@@ -116,7 +117,7 @@ def _shared(lines: Lines) -> list[str]:
 
 
 def _caption(lines: Lines) -> str:
-    return f"{shared(lines)}.{apart(lines)} {replicates(lines)}{of_one_rank(lines.cells)}{_bounds(lines)}"
+    return f"{shared(lines)}.{apart(lines)} {replicates(lines)}{explained(lines.cells, 'variant')}{_bounds(lines)}"
 
 
 def _bounds(lines: Lines) -> str:
@@ -146,8 +147,10 @@ def _beside(first: Line, cell: Cell, over: str) -> tuple[float | None, Interval 
 
 
 def _style(lines: Lines, number: int) -> dict[str, Any]:
-    """The colour and marker of the method; a further line of the same colour is dashed and hollow."""
+    """The colour and marker of the method. Lines of one colour differ in their dashes, of one marker in their fill."""
     cell = next(iter(lines.lines[number].cells.values()))
     before = [next(iter(line.cells.values())) for line in lines.lines[:number]]
     alike = sum(colour(each) == colour(cell) for each in before)
-    return {**mark(cell, hollow=alike > 0), "ls": DASHES[alike % len(DASHES)], "lw": 1.1}
+    of_method = sum(mark(each)["marker"] == mark(cell)["marker"] for each in before)
+    dashes = "--" if is_modelled(cell) and not alike else DASHES[alike % len(DASHES)]
+    return {**mark(cell, of_method), "ls": dashes, "lw": 1.1}

@@ -24,8 +24,9 @@ from sp_bench.report.figures.style import (
     GREY,
     Look,
     Plot,
+    bar,
     colour,
-    is_hollow,
+    is_modelled,
     legend,
     tokens_axis,
     trial_ids,
@@ -131,13 +132,12 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
         fits, fails = _lengths(limit)
         if limit.largest_ok is not None:
             ran = limit.largest_ok
-            ink, hollow, ls = colour(ran), is_hollow(ran), "-" if ran.all_ranks_were_there else "--"
-            axis.barh(place, fits, height=0.6, facecolor="white" if hollow else ink, edgecolor=ink, ls=ls)
-            of = ", of a library" if ran.is_library else "" if ran.all_ranks_were_there else ", by one real rank"
-            handles.setdefault(f"fits{of}", Patch(facecolor="white" if hollow else GREY, edgecolor=GREY, ls=ls))
+            axis.barh(place, fits, height=0.6, **bar(ran, colour(ran)))
+            of = ", of a library" * ran.is_library + ", by one real rank" * is_modelled(ran)
+            handles.setdefault(f"fits{of}", Patch(**bar(ran, GREY)))
         if limit.is_open:
             axis.annotate("", (1, place), (fits, place), xycoords=across, textcoords="data", arrowprops=OPEN)
-            handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":", mfc="white")
+            handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":")
         whose = f", {limit.exhausted_memory}" if limit.exhausted_memory else ""
         if fails is not None:
             hatch = "...." if whose else "/////"
@@ -165,8 +165,8 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     return [Plot("memory", "longest", figure, caption, data)]
 
 
-SHORTER: dict[str, Any] = {"mfc": "white", "mec": BLACK, "ms": 6}
-OPEN = {"arrowstyle": "-|>", "color": "#999999", "fc": "white", "ls": ":", "lw": 1.0, "shrinkA": 3, "shrinkB": 0}
+SHORTER: dict[str, Any] = {"color": BLACK, "ms": 6}
+OPEN = {"arrowstyle": "-|>", "color": "#999999", "ls": ":", "lw": 1.0, "shrinkA": 3, "shrinkB": 0}
 
 
 def _lengths(limit: Limit) -> tuple[int, int | None]:

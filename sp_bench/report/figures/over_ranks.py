@@ -54,8 +54,6 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         for (method, link), by_size in sorted(lines.items()):
             known = sorted(by_size.items())
             style = line(known[0][1][0]) | ({} if link == main else SMALL)
-            if known[0][1][0].asked["sends"]:
-                style |= {"mfc": style["color"], "ls": ":"}
             of_method = [(n, speed) for n, (cell, speed) in known if HOST_BOUND not in cell.flags]
             (drawn,) = axis.plot([n for n, _ in of_method], [speed for _, speed in of_method], **style)
             if link == main:

@@ -19,7 +19,7 @@ from sp_bench.analysis.ladder import chosen, each_adds_one, of_place
 from sp_bench.analysis.ratios import by_speed
 from sp_bench.analysis.settings import Setting
 from sp_bench.report.figures.panels import ROW_IN
-from sp_bench.report.figures.style import BLACK, Look, Plot, of_one_rank, trial_ids, wrapped
+from sp_bench.report.figures.style import BLACK, Look, Plot, explained, trial_ids, wrapped
 
 # Paul Tol's bright scheme and greys, 2021
 KERNELS = {
@@ -37,7 +37,9 @@ PHASES = {
     "backward": ("backward", "#66CCEE"),
     "optimizer": ("optimizer", "#AA3377"),
 }
-MARKS = tuple({"marker": m, "color": BLACK, "mfc": "white", "ms": 4, "ls": "none"} for m in (">", "<", "o"))
+MARKS = tuple(
+    {"marker": m, "color": BLACK, "mec": "white", "ms": 4.5, "mew": 0.6, "ls": "none"} for m in (">", "<", "o")
+)
 HOLLOW: dict[str, Any] = {"facecolor": "white", "lw": 1.2, "ls": "--"}  # bars of one real rank
 MOST_BARS = 24  # of one figure: the longest sequences go first
 TIMED, LIMITED = "the timed step", "share_of_limit"
@@ -150,7 +152,11 @@ def stacked(
     axis.set_xlabel(label)
     figure.legend(handles=handles, loc="outside lower center", ncols=abreast)
     shared = [part for part in settings[0].parts if all(part in setting.parts for setting in settings)]
-    return figure, f"{', '.join(shared)}.{of_one_rank(bar.cell for bar in bars)}", pd.DataFrame(data[::-1])
+    return (
+        figure,
+        f"{', '.join(shared)}.{explained((bar.cell for bar in bars), 'library', 'variant')}",
+        pd.DataFrame(data[::-1]),
+    )
 
 
 def _is_step(cell: Cell) -> bool:

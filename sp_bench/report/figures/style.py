@@ -1,6 +1,6 @@
 """How figures look and are saved. In every figure a colour is a communication pattern (Ulysses, ring, all-gather, USP)
-and a marker is a method. A library has the colour of its pattern and its own hollow marker. Cells of one real rank,
-whose messages are modelled, are hollow and dashed."""
+and a marker is a method. A library has the colour of its pattern and its own marker. What else a mark says is in CUES.
+"""
 
 import io
 import math
@@ -31,8 +31,16 @@ MARKERS = {
     "single": "*", "ulysses": "o", "ring": "^", "all_gather": "D", "usp": "P", "upipe": "H", "double_ring": "8",
     "deepspeed_ulysses": "s",
     "deepspeed_ulysses_hf": "h", "ring_flash_attn": "v", "ring_flash_attn_llama3": "<", "yunchang": "X",
-    "torch_context_parallel": ">", "transformer_engine": "p",
+    "torch_context_parallel": ">", "transformer_engine": "p", "ring of latents": (3, 1, 0),
+    "all_gather of latents": (4, 1, 0),
 }  # fmt: skip
+FILLS = ("full", "left", "top", "right", "bottom")  # of variants with one marker; the first is the plain one
+NO_INTERVAL: Mapping[str, Any] = {"ms": 2.2}
+CUES = {  # what marks and lines say beside colour and marker -> which cells, and in captions
+    "modelled": (lambda cell: is_modelled(cell), "Hollow and dashed: one real rank, modelled messages."),
+    "library": (lambda cell: cell.is_library, "Black edge: another library."),
+    "variant": (lambda cell: not is_plain(cell), "Half-filled: a variant, such as heads in parts."),
+}
 DPI, PNG_COLOURS = 150, 64
 TITLE_LINES, LEGEND_LINES, LINE_IN = 2, 3, 0.14  # lines that a figure's height has room for; height of one more
 FEWEST_TICKS = 3  # of a log axis with round numbers
@@ -119,26 +127,40 @@ def colour(cell: Cell) -> str:
     return COLOURS.get(of) or OUTSIDE[sum(map(ord, of)) % len(OUTSIDE)]
 
 
-def mark(cell: Cell, *, hollow: bool = False) -> dict[str, Any]:
-    """The marker of a cell's method; hollow for a library, for one real rank, and if no interval is known."""
-    ink = colour(cell)
-    empty = hollow or is_hollow(cell)
-    shape = MARKERS.get(str(cell.asked["method"]), "d")
-    return {"marker": shape, "color": ink, "mfc": "white" if empty else ink, "mec": ink, "mew": 0.9, "ls": "none"}
+def mark(cell: Cell, variant: int | None = None) -> dict[str, Any]:
+    """The marker of a cell. variant: its number among the variants of its method; None: 0 if plain, else 1."""
+    ink, of_latents = colour(cell), " of latents" if cell.asked["sends"] else ""
+    face = "white" if is_modelled(cell) else ink
+    return {
+        "marker": MARKERS.get(f"{cell.asked['method']}{of_latents}", "d"),
+        "color": ink,
+        "mfc": face,
+        "markerfacecoloralt": "white",
+        "fillstyle": FILLS[(not is_plain(cell) if variant is None else variant) % len(FILLS)],
+        "mec": BLACK if cell.is_library else ink,
+        "mew": 0.9,
+        "ls": "none",
+    }
 
 
-def is_hollow(cell: Cell) -> bool:
-    return cell.is_library or not cell.all_ranks_were_there
+def bar(cell: Cell, ink: str) -> dict[str, Any]:
+    """The face and edge of a cell's bar."""
+    face, dashes = ("white", "--") if is_modelled(cell) else (ink, "-")
+    return {"facecolor": face, "edgecolor": BLACK if cell.is_library else ink, "ls": dashes}
 
 
-def of_one_rank(cells: Iterable[Cell]) -> str:
-    """What a caption says where any cell is of one real rank."""
-    return "" if all(c.all_ranks_were_there for c in cells) else " Hollow and dashed: one real rank, modelled messages."
+def is_modelled(cell: Cell) -> bool:
+    return not cell.all_ranks_were_there
+
+
+def explained(cells: Iterable[Cell], *but: str) -> str:
+    """What a caption says of the cues that these cells have. but: cues that the figure does not use."""
+    there = list(cells)
+    return "".join(f" {text}" for cue, (has, text) in CUES.items() if cue not in but and any(map(has, there)))
 
 
 def is_plain(cell: Cell) -> bool:
-    """Whether it is its method's plain variant: one exchange or group, and a layout that balances the mask. Other
-    variants are drawn thinner."""
+    """Whether it is its method's plain variant: one exchange or group, and a layout that balances the mask."""
     options = cell.options
     parts = options.get("method.head_chunks") not in (None, 1) or options.get("method.head_stride") not in (None, "all")
     unbalanced = cell.asked["method"] in ("ring", "double_ring", "all_gather") and cell.asked["layout"] == "contiguous"
@@ -146,7 +168,7 @@ def is_plain(cell: Cell) -> bool:
 
 
 def line(cell: Cell) -> dict[str, Any]:
-    style = "-" if is_plain(cell) and not is_hollow(cell) else "--"
+    style = "--" if is_modelled(cell) else "-" if is_plain(cell) else "-."
     return {**mark(cell), "ls": style, "lw": 1.2 if style == "-" else 0.9}
 
 

@@ -17,9 +17,9 @@ from sp_bench.report.figures.style import (
     GREY,
     Look,
     Plot,
-    is_hollow,
+    explained,
+    is_modelled,
     legend,
-    of_one_rank,
     plain_log,
     tokens,
     trial_ids,
@@ -61,7 +61,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         for size, ratios in sorted(places.items()):
             style: dict[str, Any] = {"marker": MARKERS[sizes.index(size) % len(MARKERS)]}
             at = [(windows.index(w), ratio) for w, (ratio, _) in ratios.items()]
-            if is_hollow(next(iter(ratios.values()))[1][0]):
+            if is_modelled(next(iter(ratios.values()))[1][0]):
                 style |= {"mfc": "white", "ls": "--"}
             (handle,) = axis.plot(*zip(*sorted(at), strict=True), color=BLACK, ms=3.5, lw=1, **style)
             handles.setdefault(f"{size} ranks", handle)
@@ -81,7 +81,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel("Ulysses / ring")
     legend(figure, handles, look)
-    caption = CAPTION + of_one_rank(drawn) + left_out(len(several) - MOST_PANELS)
+    caption = CAPTION + explained(drawn, "variant") + left_out(len(several) - MOST_PANELS)
     return [Plot("windows", "", figure, caption, pd.DataFrame(data))]
 
 
