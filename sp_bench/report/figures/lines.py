@@ -13,7 +13,7 @@ from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
 from sp_bench.config.workload import TRAINING
-from sp_bench.formats import counted, whole
+from sp_bench.formats import whole
 from sp_bench.report.figures.panels import PANEL_IN, grid
 from sp_bench.report.figures.style import (
     BLACK,
@@ -26,6 +26,7 @@ from sp_bench.report.figures.style import (
     legend,
     length_axis,
     mark,
+    medians,
     plain_log,
     rank_axis,
     trial_ids,
@@ -105,11 +106,8 @@ def apart(lines: Lines) -> str:
 
 
 def replicates(lines: Lines) -> str:
-    counts = sorted({len(cell.step_ms) for cell in lines.cells if cell.ok})
-    if counts[-1:] in ([], [1]):
-        return "One replicate each, so no intervals."
-    number = counted(counts[0], "replicate") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} replicates"
-    return f"Medians over {number}, paired by number, with 95% intervals from 6 pairs on."
+    several = any(len(cell.step_ms) > 1 for cell in lines.cells)
+    return medians(lines.cells) + " Paired by number; 95% intervals from 6 pairs on." * several
 
 
 def _shared(lines: Lines) -> list[str]:

@@ -20,7 +20,7 @@ from PIL import Image
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.pattern_bytes import kind
-from sp_bench.formats import csv_value
+from sp_bench.formats import counted, csv_value
 
 BLACK, GREY = "#000000", "#8a8a8a"
 # Okabe & Ito 2008; the last two by Paul Tol, 2021
@@ -157,6 +157,29 @@ def explained(cells: Iterable[Cell], *but: str) -> str:
     """What a caption says of the cues that these cells have. but: cues that the figure does not use."""
     there = list(cells)
     return "".join(f" {text}" for cue, (has, text) in CUES.items() if cue not in but and any(map(has, there)))
+
+
+def medians(cells: Iterable[Cell]) -> str:
+    """A caption's sentence on how many replicates there are."""
+    counts = sorted({len(cell.step_ms) for cell in cells if cell.ok})
+    if counts[-1:] in ([], [1]):
+        return "One replicate each, so no intervals."
+    number = counted(counts[0], "replicate") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} replicates"
+    return f"Medians over {number}."
+
+
+def beside(number: int, total: int) -> float:
+    """How far the mark of one of `total` lines is from the middle of its place on an axis of places 0, 1, 2."""
+    return 0.72 * ((number + 0.5) / total - 0.5)
+
+
+def places_axis(axis: Axes, names: Sequence[str]) -> None:
+    """Named places 0, 1, 2, with lines between them."""
+    axis.set_xticks(range(len(names)), names, fontsize=5.5)
+    axis.set_xlim(-0.5, len(names) - 0.5)
+    axis.grid(axis="x", visible=False)
+    for place in range(1, len(names)):
+        axis.axvline(place - 0.5, color="#e2e2e2", lw=0.8, zorder=0.5)
 
 
 def is_plain(cell: Cell) -> bool:
