@@ -127,6 +127,16 @@ def fabric(name: Any) -> str:
     return _in_words("fabric.name", str(name))
 
 
+def link(cell: Cell) -> str:
+    """What carries the messages of one real rank: NVLink on one host, or what joins several."""
+    declared = cast(Mapping[str, str], _declared("link.name"))
+    return "NVLink" if cell.link in declared and hosts(cell) == 1 else declared.get(cell.link, cell.link)
+
+
+def hosts(cell: Cell) -> int:
+    return cell.asked["num_nodes"] or 1
+
+
 def method(cell: Cell, but: Sequence[str] = ()) -> str:
     """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. It
     is unique within a place and kernel. but: options that are left out."""

@@ -182,7 +182,7 @@ def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():
     (plot,) = windows.draw(cells_of(rows), Look())
     assert [*plot.data["ratio"]] == [9.0, 2.5, 0.8]
     assert [*plot.data["layout"]] == ["contiguous", "contiguous", "zigzag"]
-    assert set(plot.data["link"]) == {"one rank, nvlink, one host"}
+    assert set(plot.data["link"]) == {"modelled: NVLink, one host"}
     assert "one real rank" in plot.caption
     (axis,) = plot.figure.axes
     assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "4,096", "none"]

@@ -79,7 +79,7 @@ def _fabrics(cells: Sequence[Cell], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel("step, ms")
     legend(figure, {name: handles[name] for name in styles} | {"predicted": Line2D([], [], **PREDICTED)}, look)
-    caption = OF_FABRICS + medians(cells) + explained(cells, "variant")
+    caption = OF_FABRICS + medians(cells) + explained(cells, "in parts")
     return [Plot("fabrics", "", figure, caption, pd.DataFrame(data))]
 
 

@@ -114,7 +114,7 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
         drawn(first) if packs else "",
         pack(first),
         words.processors(first) if len(sizes) > 1 or not first.all_ranks_were_there else "",
-        first.link,
+        words.link(first),
         words.fabric(first.asked["fabric"]) if len(sign.setting.fabrics) > 1 else "",
         words.kernel(first),
     ]

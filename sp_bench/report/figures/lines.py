@@ -115,7 +115,7 @@ def _shared(lines: Lines) -> list[str]:
 
 
 def _caption(lines: Lines) -> str:
-    return f"{shared(lines)}.{apart(lines)} {replicates(lines)}{explained(lines.cells, 'variant')}{_bounds(lines)}"
+    return f"{shared(lines)}.{apart(lines)} {replicates(lines)}{explained(lines.cells, 'in parts')}{_bounds(lines)}"
 
 
 def _bounds(lines: Lines) -> str:

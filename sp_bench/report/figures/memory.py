@@ -18,7 +18,7 @@ from sp_bench.analysis.metrics import in_use_gib, memory_gib, reserved_gib
 from sp_bench.analysis.settings import Setting
 from sp_bench.formats import GIB
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
-from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
+from sp_bench.report.figures.steps import MOST_BARS, Bar, Parts, stacked
 from sp_bench.report.figures.style import (
     BLACK,
     GREY,
@@ -54,17 +54,17 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
 
 
 # Paul Tol's bright scheme and greys, 2021
-HOLDERS = {
-    "parameter_shards": ("parameters", "#BBBBBB"),
-    "moments": ("optimizer state", "#777777"),
-    "gradients": ("gradients", "#AA3377"),
-    "gathered_parameters": ("gathered parameters", "#228833"),
-    "checkpoints": ("kept for the backward", "#EE6677"),
-    "attention": ("attention", "#4477AA"),
-    "tiles": ("loss, and tiles of the MLP", "#CCBB44"),
-    "layers": ("layers", "#66CCEE"),
-    "messages": ("messages", "#EE8866"),
-    "other": ("other", "#DDDDDD"),
+HOLDERS: Parts = {
+    "parameter_shards": ("parameters", "#BBBBBB", ""),
+    "moments": ("optimizer state", "#777777", "||||"),
+    "gradients": ("gradients", "#AA3377", "----"),
+    "gathered_parameters": ("gathered parameters", "#228833", "++++"),
+    "checkpoints": ("kept for the backward", "#EE6677", "xxxxxx"),
+    "attention": ("attention", "#4477AA", ""),
+    "tiles": ("loss, and tiles of the MLP", "#CCBB44", "...."),
+    "layers": ("layers", "#66CCEE", "////"),
+    "messages": ("messages", "#EE8866", "\\\\\\\\"),
+    "other": ("other", "#DDDDDD", "oo"),
 }
 ENDS = {"forward": "after the forward", "backward": "after the backward", "optimizer": "after the optimizer"}
 

@@ -39,7 +39,7 @@ NO_INTERVAL: Mapping[str, Any] = {"ms": 2.2}
 CUES = {  # what marks and lines say beside colour and marker -> which cells, and in captions
     "modelled": (lambda cell: is_modelled(cell), "Hollow and dashed: one real rank, modelled messages."),
     "library": (lambda cell: cell.is_library, "Black edge: another library."),
-    "variant": (lambda cell: not is_plain(cell), "Half-filled: a variant, such as heads in parts."),
+    "in parts": (lambda cell: not is_plain(cell), "Half-filled: a variant, such as heads in parts."),
 }
 DPI, PNG_COLOURS = 150, 64
 TITLE_LINES, LEGEND_LINES, LINE_IN = 2, 3, 0.14  # lines that a figure's height has room for; height of one more
