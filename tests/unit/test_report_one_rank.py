@@ -115,15 +115,20 @@ def test_equal_options_are_never_pooled_with_measured_ones(tmp_path, mix):
     assert all("one real rank" in count.where or count.first.all_ranks_were_there for count in counts(settings(found)))
 
 
-def test_a_figure_over_ranks_crosses_what_waits_for_the_host():
+def test_a_figure_over_ranks_is_of_ratios_to_the_fastest_and_crosses_what_waits_for_the_host():
     rows = [
-        one(**split, median_ms=10.0 / size, sp_size=size) | {"attention_flops_per_s": 4e15 * size, "flags": flags}
-        for split in SPLITS
-        for size, flags in ((8, []), (64, []), (256, ["host_bound"]))
+        one(**split, median_ms=10.0 / size, sp_size=size)
+        | {"attention_flops_per_s": 4e15 * size / slower, "flags": ["host_bound"] * (size >= waits)}
+        for split, slower, waits in zip(SPLITS, (1.5, 1), (64, 256), strict=True)
+        for size in (8, 64, 256)
     ]
     (plot,) = over_ranks.draw(cells_of(rows), Look())
-    assert set(plot.data["sp_size"]) == {8, 64, 256}
-    assert set(plot.data.loc[plot.data["host_bound"], "sp_size"]) == {256}
+    assert [*zip(plot.data["sp_size"], plot.data["over_fastest"], plot.data["host_bound"], strict=True)] == [
+        (8, 1.5, False), (8, 1.0, False), (64, 1.5, True), (64, 1.0, False)
+    ]  # fmt: skip
+    assert "One replicate each" in plot.caption
+    (axis,) = plot.figure.axes
+    assert axis.get_xticklabels()[0].get_text().split("\n")[:2] == ["8", "1 host"]
     assert "waits for the host" in {text.get_text() for text in plot.figure.legends[0].get_texts()}
     assert over_ranks.draw(cells_of([measured(**split) for split in SPLITS]), Look()) == []
 

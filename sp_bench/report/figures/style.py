@@ -31,8 +31,8 @@ MARKERS = {
     "single": "*", "ulysses": "o", "ring": "^", "all_gather": "D", "usp": "P", "upipe": "H", "double_ring": "8",
     "deepspeed_ulysses": "s",
     "deepspeed_ulysses_hf": "h", "ring_flash_attn": "v", "ring_flash_attn_llama3": "<", "yunchang": "X",
-    "torch_context_parallel": ">", "transformer_engine": "p", "ring of latents": (3, 1, 0),
-    "all_gather of latents": (4, 1, 0),
+    "torch_context_parallel": ">", "transformer_engine": "p", "ring of latents": "v",
+    "all_gather of latents": "d",
 }  # fmt: skip
 FILLS = ("full", "left", "top", "right", "bottom")  # of variants with one marker; the first is the plain one
 NO_INTERVAL: Mapping[str, Any] = {"ms": 2.2}
