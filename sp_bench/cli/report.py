@@ -126,9 +126,9 @@ def report(
 
         sp-bench report results/ours --link conf/link/ours.yaml
 
-    It writes index.html, which needs no other file; figures/*.pdf and png, each with its data as csv; and tables.tex,
-    md, csv, json. With --only it writes that figure alone. A later report removes files that it no longer makes. Exit
-    codes: 0 written, 2 bad input.
+    It writes index.html, which needs no other file; figures/*.pdf and png, each with its data as csv and a tex file
+    that includes it with its caption; and tables.tex, md, csv, json. With --only it writes that figure alone. A later
+    report removes files that it no longer makes. Exit codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.planning.overrides import ONLY

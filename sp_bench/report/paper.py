@@ -17,7 +17,6 @@ from sp_bench.formats import MISSING, gib, number, whole
 from sp_bench.report import Options, folder, measured, table
 from sp_bench.report.figures import draw_lines
 from sp_bench.report.figures.lines import apart, replicates, shared, speed_of
-from sp_bench.report.latex_text import escape
 from sp_bench.report.table import Column, Group, Table
 
 FIGURE, TABLE = "figure1", "table1"
@@ -46,8 +45,7 @@ def write(
     options: Options,
     executor: Executor | None = None,
 ) -> None:
-    """Write the figure as pdf, png and csv, the table as tex, md and csv, and figure1.tex, which includes the figure
-    with its caption.
+    """Write the figure as pdf, png and csv, with its caption as tex, and the table as tex, md and csv.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
@@ -56,11 +54,8 @@ def write(
     look = options.look
     selection, known = measured(folders, options, executor)
     lines = chosen(known, [(name, as_shown(values, selection.campaigns)) for name, values in asked])
-    drawing, made = draw_lines(lines, look), table_of(lines)
-    environment = "figure*" if look.column == 2 else "figure"
+    drawing, made = draw_lines(lines, look, FIGURE), table_of(lines)
     texts = {
-        f"{FIGURE}.tex": f"\\begin{{{environment}}}\n\\includegraphics[width=\\linewidth]{{{FIGURE}.pdf}}\n"
-        f"\\caption{{{escape(drawing.caption)}}}\n\\end{{{environment}}}\n",
         f"{TABLE}.tex": table.latex([made], "table*" if look.column == 2 else "table"),
         f"{TABLE}.md": table.markdown([made]),
         f"{TABLE}.csv": table.as_csv(VALUES, made.lines),

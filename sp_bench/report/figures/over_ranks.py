@@ -34,8 +34,8 @@ HOST_BOUND, WAITS = "host_bound", "waits for the host"
 CAPTION = (
     "Attention: time over that of the fastest method on as many GPUs; lower is better. Below the axis: GPUs, hosts, "
     f"and TFLOP/s a GPU of the fastest. Grey: within {SMALLEST_SIGN:.0%}, which one rank and modelled messages do not "
-    "tell apart. Crosses: steps that wait for the host to launch kernels, which say nothing of method or network. Where "
-    "all wait, nothing is drawn. Lower bounds are left out. "
+    "tell apart. Crosses: steps that wait for the host to launch kernels, which say nothing of method or network. "
+    "Where all wait, nothing is drawn. Lower bounds are left out. "
 )
 CROSS: dict[str, Any] = {"marker": "x", "ms": 5, "mew": 1.1, "ls": "none"}
 Place = tuple[int, int]  # GPUs, hosts
@@ -91,7 +91,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     if handles.pop(WAITS, None):
         handles[WAITS] = Line2D([], [], **CROSS, color=BLACK)  # the last entry
     legend(figure, handles, look)
-    links = words.listed_words(sorted({words.link(cell) for cell in drawn}))
+    links = "; ".join(sorted({words.link(cell) for cell in drawn}))
     caption = f"{CAPTION}Links: {links}. {medians(drawn)}{explained(drawn)}{left_out(len(found) - len(shown))}"
     return [Plot("ranks", "", figure, caption, pd.DataFrame(data))]
 

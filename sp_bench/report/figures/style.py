@@ -21,6 +21,7 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.formats import counted, csv_value
+from sp_bench.report.latex_text import escape
 
 BLACK, GREY = "#000000", "#8a8a8a"
 # Okabe & Ito 2008; the last two by Paul Tol, 2021
@@ -113,7 +114,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page. files: suffix (png, pdf, csv) -> content. A file is called `stem` plus suffix."""
+    """A figure of the page. files: suffix (png, pdf, csv, tex) -> content. A file is called `stem` plus suffix."""
 
     name: str
     stem: str
@@ -301,7 +302,12 @@ def finish(plot: Plot, stem: str, look: Look) -> Drawing:
         _make_room_for_titles(plot.figure)
     png = _png(plot.figure)
     data = plot.data.map(csv_value).to_csv(index=False, lineterminator="\n")
-    files = {"png": png, "pdf": _pdf(plot.figure), "csv": data.encode()}
+    environment = "figure*" if look.column == 2 else "figure"
+    tex = (
+        f"\\begin{{{environment}}}\n\\includegraphics[width=\\linewidth]{{{stem}.pdf}}\n"
+        f"\\caption{{{escape(plot.caption)}}}\n\\end{{{environment}}}\n"
+    )
+    files = {"png": png, "pdf": _pdf(plot.figure), "csv": data.encode(), "tex": tex.encode()}
     return Drawing(plot.name, stem, plot.caption, round(96 * look.width_in), files)
 
 

@@ -20,6 +20,7 @@ from sp_bench.report.figures.style import (
     explained,
     is_modelled,
     legend,
+    medians,
     plain_log,
     tokens,
     trial_ids,
@@ -85,7 +86,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel("Ulysses / ring")
     legend(figure, handles, look)
-    caption = CAPTION + explained(drawn, "in parts") + left_out(len(several) - MOST_PANELS)
+    caption = f"{CAPTION} {medians(drawn)}" + explained(drawn, "in parts") + left_out(len(several) - MOST_PANELS)
     return [Plot("windows", "", figure, caption, pd.DataFrame(data))]
 
 
