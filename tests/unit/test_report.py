@@ -328,7 +328,8 @@ def test_all_figures_are_drawn_at_both_widths_and_alone() -> None:
     under_windows = [one_of(8, **method, window=window) for method in ({}, ULYSSES) for window in (128, 4096)]
     work = [dict.fromkeys(("attention", "matmul", "other", "messages", "exposed_messages"), 1.0)]
     delta = [on_gpus(**method, attention_kind="gated_delta", kernel_ms=work) for method in ({}, ULYSSES)]
-    found = cells_of([*campaign(), one_of(8), one_of(64), *under_windows, *delta])
+    over_ranks = [one_of(size, **method) for method in ({}, ULYSSES) for size in (8, 64)]
+    found = cells_of([*campaign(), *over_ranks, *under_windows, *delta])
     made = settings(found)
     for column in (1, 2):
         drawings = draw(made, found, Look(column=column))

@@ -47,8 +47,9 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     found: dict[tuple[str, int, str], dict[Place, OfPlace]] = {}
     for cell in filter(_is_shown, cells):
         asked, speed = cell.asked, attention_tflops(cell) or 0.0
-        passes = "forward, " if asked["pass_kind"] == "forward" else ""
-        where = f"{passes}{words.heads(cell)}, {words.kernel(cell)}"
+        passes = "forward" if asked["pass_kind"] == "forward" else ""
+        window = words.unusual(cell, "workload.window")
+        where = ", ".join(filter(None, [passes, words.heads(cell), window, words.kernel(cell)]))
         places = found.setdefault((where, asked["seq_len"], cell.link), {})
         of_place = places.setdefault((asked["sp_size"], words.hosts(cell)), {})
         method = words.plain_method(cell) + (" of latents" if asked["sends"] else "")
