@@ -22,6 +22,7 @@ OF_LIMITS = ("workload.fit", SINGLE_STEP)  # ways to request a step that do not 
 LAUNCH, MICRO_BATCHES, RECOMPUTED = "workload.launch", "workload.micro_batches", "workload.activation_checkpointing"
 ENGINE, KERNEL, INNER_RING, _TRANSPORT = "engine.name", "kernel.name", "method.inner_ring_degree", "method.exchange"
 CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD = "workload.checkpoint_offload", "engine.optimizer_offload"
+SAVED = (RECOMPUTED, CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD)  # ways to save memory: equal where stacks are compared
 
 # The order in names and tables. Other options follow in the order of their declarations.
 _ORDER = (

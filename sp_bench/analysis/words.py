@@ -128,10 +128,13 @@ def fabric(name: Any) -> str:
 
 
 def link(cell: Cell) -> str:
-    """The speed that one real rank's link model gives a GPU between hosts."""
-    return {"nodes_200g": "200 Gbit/s", **dict.fromkeys(("nodes_400g", "nodes_400g_short"), "400 Gbit/s")}.get(
-        str(cell.link), str(cell.link)
-    )
+    """What carries the messages of one real rank: NVLink on one host, or what joins several."""
+    declared = cast(Mapping[str, str], _declared("link.name"))
+    return "NVLink" if cell.link in declared and hosts(cell) == 1 else declared.get(cell.link, cell.link)
+
+
+def hosts(cell: Cell) -> int:
+    return cell.asked["num_nodes"] or 1
 
 
 def method(cell: Cell, but: Sequence[str] = ()) -> str:

@@ -99,10 +99,10 @@ def report(
         sp-bench report results/h200 --only ratios --column 1 --venue icml --anonymous --out paper
 
     Make Figure 1 and Table 1 of a paper: chosen cells of several campaigns, in your order and words, with times over
-    those of the first line:
+    those of the first line, and captions that name the options in which lines differ:
 
         sp-bench report results/h200x4_step_methods_3 results/h200x4_step_methods_4 --line "Ulysses: method=ulysses"
-        --line "ring: method=ring" --line "DeepSpeed: method=deepspeed_ulysses_hf kernel=cudnn" --venue icml --out paper
+        --line "ring: method=ring" --venue icml --out paper
 
     Print the table of all cells, or write the findings of all campaigns as Markdown:
 
@@ -126,9 +126,9 @@ def report(
 
         sp-bench report results/ours --link conf/link/ours.yaml
 
-    It writes index.html, which needs no other file; figures/*.pdf and png, each with its data as csv; and tables.tex,
-    md, csv, json. With --only it writes that figure alone. A later report removes files that it no longer makes. Exit
-    codes: 0 written, 2 bad input.
+    It writes index.html, which needs no other file; figures/*.pdf and png, each with its data as csv and a tex file
+    that includes it with its caption; and tables.tex, md, csv, json. With --only it writes that figure alone. A later
+    report removes files that it no longer makes. Exit codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.planning.overrides import ONLY

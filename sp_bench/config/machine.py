@@ -96,6 +96,12 @@ class LinkConfig:
             "world=one_rank: what says how long messages take, a file of conf/link; none: they are copies alone",
             column="link",
             old_rows=NO_DELAY,
+            words={
+                "nvlink": "NVLink",
+                "nodes_400g": "400 Gbit/s a GPU",
+                "nodes_400g_short": "400 Gbit/s a GPU, short messages too",
+                "nodes_200g": "200 Gbit/s a GPU",
+            },
         ),
     ] = NO_DELAY
     inside: Annotated[Mapping[str, str], Declared("of a host: `collective ranks` -> curve", column=None)] = field(

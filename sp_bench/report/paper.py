@@ -8,18 +8,20 @@ from pathlib import Path
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.chosen import AXES, Lines, Words, as_shown, chosen
-from sp_bench.analysis.grades import legend
+from sp_bench.analysis.grades import Grade, legend
+from sp_bench.analysis.identifiers import KERNEL, SAVED
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
 from sp_bench.formats import MISSING, gib, number, whole
 from sp_bench.report import Options, folder, measured, table
 from sp_bench.report.figures import draw_lines
-from sp_bench.report.figures.lines import shared, speed_of
-from sp_bench.report.latex_text import escape
+from sp_bench.report.figures.lines import apart, replicates, shared, speed_of
 from sp_bench.report.table import Column, Group, Table
 
 FIGURE, TABLE = "figure1", "table1"
+UNFAIR = "none"
+UNGRADED = {UNFAIR: "kernel, recomputation or offload differ", "one_rank": "messages are modelled"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,13 @@ class TableLine:
     name: str
     cell: Cell
     beside: Difference | None  # to the first line; None: it is that one, or one of them ran out of memory
+
+    @property
+    def grade(self) -> Grade | None:
+        """None where the two differ in kernel, recomputation or offload: the ratio is of these too."""
+        beside = self.beside
+        is_fair = beside and all(beside.fast.options.get(n) == beside.slow.options.get(n) for n in (KERNEL, *SAVED))
+        return beside.grade if beside and is_fair else None
 
 
 def write(
@@ -36,8 +45,7 @@ def write(
     options: Options,
     executor: Executor | None = None,
 ) -> None:
-    """Write the figure as pdf, png and csv, the table as tex, md and csv, and figure1.tex, which includes the figure
-    with its caption.
+    """Write the figure as pdf, png and csv, with its caption as tex, and the table as tex, md and csv.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
@@ -46,11 +54,8 @@ def write(
     look = options.look
     selection, known = measured(folders, options, executor)
     lines = chosen(known, [(name, as_shown(values, selection.campaigns)) for name, values in asked])
-    drawing, made = draw_lines(lines, look), table_of(lines)
-    environment = "figure*" if look.column == 2 else "figure"
+    drawing, made = draw_lines(lines, look, FIGURE), table_of(lines)
     texts = {
-        f"{FIGURE}.tex": f"\\begin{{{environment}}}\n\\includegraphics[width=\\linewidth]{{{FIGURE}.pdf}}\n"
-        f"\\caption{{{escape(drawing.caption)}}}\n\\end{{{environment}}}\n",
         f"{TABLE}.tex": table.latex([made], "table*" if look.column == 2 else "table"),
         f"{TABLE}.md": table.markdown([made]),
         f"{TABLE}.csv": table.as_csv(VALUES, made.lines),
@@ -73,14 +78,15 @@ def table_of(lines: Lines) -> Table[TableLine]:
         Column(speed, lambda line: read(line.cell), number, absent=_without_time),
         Column("GiB", lambda line: memory_gib(line.cell), gib),
         Column("time", lambda line: line.beside and line.beside.words, absent=lambda line: ""),
-        Column("grade", lambda line: line.beside and line.beside.grade.words, absent=lambda line: ""),
+        Column(
+            "grade", lambda line: line.grade and line.grade.words, absent=lambda line: UNFAIR if line.beside else ""
+        ),
     )
-    marks = {line.beside.grade.mark for group in groups for line in group.lines if line.beside}
-    about = (
-        f"GiB: peak of a GPU. Time: of a step, over that of {first.name}, paired by replicate, with a 95% interval "
-        f"from 6 pairs on.{f' Grades: {legend(marks)}.' if marks else ''}"
-    )
-    return Table(shared(lines), about, columns, tuple(groups))
+    beside = [line for group in groups for line in group.lines if line.beside]
+    marks = {line.grade.mark if line.grade else UNFAIR for line in beside}
+    grades = "; ".join(filter(None, [legend(marks), *(f"{m}, {why}" for m, why in UNGRADED.items() if m in marks)]))
+    about = f"GiB: peak of a GPU. Time: of a step, over that of {first.name}. {replicates(lines)}{apart(lines)}"
+    return Table(shared(lines), about + (f" Grades: {grades}." if grades else ""), columns, tuple(groups))
 
 
 VALUES: tuple[Column[TableLine], ...] = (
@@ -95,7 +101,7 @@ VALUES: tuple[Column[TableLine], ...] = (
     Column("", lambda line: line.beside and line.beside.ratio, name="ratio_to_first"),
     Column("", lambda line: (found := _interval(line)) and found.low, name="ratio_to_first_low"),
     Column("", lambda line: (found := _interval(line)) and found.high, name="ratio_to_first_high"),
-    Column("", lambda line: line.beside and line.beside.grade.mark, name="grade"),
+    Column("", lambda line: line.grade and line.grade.mark, name="grade"),
 )  # of each line, in CSV
 
 

@@ -328,13 +328,14 @@ def test_all_figures_are_drawn_at_both_widths_and_alone() -> None:
     under_windows = [one_of(8, **method, window=window) for method in ({}, ULYSSES) for window in (128, 4096)]
     work = [dict.fromkeys(("attention", "matmul", "other", "messages", "exposed_messages"), 1.0)]
     delta = [on_gpus(**method, attention_kind="gated_delta", kernel_ms=work) for method in ({}, ULYSSES)]
-    found = cells_of([*campaign(), one_of(8), one_of(64), *under_windows, *delta])
+    over_ranks = [one_of(size, **method) for method in ({}, ULYSSES) for size in (8, 64)]
+    found = cells_of([*campaign(), *over_ranks, *under_windows, *delta])
     made = settings(found)
     for column in (1, 2):
         drawings = draw(made, found, Look(column=column))
         assert {d.name for d in drawings} == {*NAMES} - {"plans"}  # of drawn batches: test_streams draws it
         assert {d.width for d in drawings} == {312 if column == 1 else 648}
-        assert all(d.files.keys() == {"png", "pdf", "csv"} for d in drawings)
+        assert all(d.files.keys() == {"png", "pdf", "csv", "tex"} for d in drawings)
         assert "memory-parts" in {d.stem for d in drawings}
     assert {d.name for d in draw(made, found, Look(height_in=2.0), ["ratios"])} == {"ratios"}
     again = draw(made, found, Look(height_in=2.0), ["ratios"])
@@ -496,7 +497,8 @@ def smoke_page() -> Page:
 def test_a_report_is_a_page_with_its_figures_and_tables_beside_it(small_report: Path) -> None:
     made = {p.relative_to(small_report.parent).as_posix() for p in small_report.parent.rglob("*") if p.is_file()}
     tables_made = {f"tables.{suffix}" for suffix in ("csv", "json", "md", "tex")}
-    figures = {f"figures/{name}.{suffix}" for name in ("bytes", "memory-longest") for suffix in ("png", "pdf", "csv")}
+    suffixes = ("png", "pdf", "csv", "tex")
+    figures = {f"figures/{name}.{suffix}" for name in ("bytes", "memory-longest") for suffix in suffixes}
     assert made == {"index.html", folder.MANIFEST, *tables_made, *figures}
 
 
@@ -654,7 +656,7 @@ def test_one_figure_is_made_and_nothing_else(tmp_path: Path, monkeypatch) -> Non
         monkeypatch.setattr(report, made, lambda *_, made=made: pytest.fail(f"{made} was called"))
     built = build([campaign], tmp_path / "out", Options(only=("bytes",)))
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name[0] != "."]
-    assert {path.name for path in files} == {"bytes.png", "bytes.pdf", "bytes.csv"}
+    assert {path.name for path in files} == {"bytes.png", "bytes.pdf", "bytes.csv", "bytes.tex"}
     assert built.page == tmp_path / "out" / "figures"
     with pytest.raises(ConfigError, match="--only fabrics: these rows have nothing to draw"):
         build([campaign], tmp_path / "out", Options(only=("fabrics",)))

@@ -15,7 +15,7 @@ from sp_bench.analysis.settings import settings
 from sp_bench.analysis.signs import counts
 from sp_bench.report import EXPORTS, explorer, paper
 from sp_bench.report.figures import draw_lines, memory, over_ranks, steps, throughput, traffic, windows
-from sp_bench.report.figures.style import Look, line, mark
+from sp_bench.report.figures.style import BLACK, Look, explained, line, mark
 from sp_bench.report.findings import findings
 from sp_bench.report.setting_tables import VALUES, lines, tables
 
@@ -44,11 +44,15 @@ def both(**columns):
     return [make(**split, **columns) for make in (measured, one) for split in SPLITS]
 
 
-def test_marks_are_hollow_and_lines_dashed():
-    for cell in cells_of(both()):
-        there = cell.all_ranks_were_there
-        assert (mark(cell)["mfc"] == "white") == (not there)
-        assert (line(cell)["ls"] == "--") == (not there)
+def test_hollow_marks_and_dashed_lines_are_modelled_and_nothing_else():
+    library = {"implementation": "ring-flash-attn==0.1.8", "method": "ring_flash_attn"}
+    parts = {"config": json.dumps({"hardware": KIND, "seed": 0, "method": {"name": "ulysses", "head_chunks": 4}})}
+    found = cells_of([*both(), measured(**library), measured(**SPLITS[1] | parts)])
+    for cell in found:
+        assert (mark(cell)["mfc"] == "white") == (line(cell)["ls"] == "--") == (not cell.all_ranks_were_there)
+    assert sum(mark(cell)["mec"] == BLACK for cell in found) == sum(cell.is_library for cell in found) == 1
+    assert sum(mark(cell)["fillstyle"] != "full" for cell in found) == 1
+    assert explained(found).count(":") == 3
 
 
 @pytest.mark.parametrize("lengths", [(1024,), (1024, 2048, 4096)])
@@ -111,15 +115,20 @@ def test_equal_options_are_never_pooled_with_measured_ones(tmp_path, mix):
     assert all("one real rank" in count.where or count.first.all_ranks_were_there for count in counts(settings(found)))
 
 
-def test_a_figure_over_ranks_crosses_what_waits_for_the_host():
+def test_a_figure_over_ranks_is_of_ratios_to_the_fastest_and_crosses_what_waits_for_the_host():
     rows = [
-        one(**split, median_ms=10.0 / size, sp_size=size) | {"attention_flops_per_s": 4e15 * size, "flags": flags}
-        for split in SPLITS
-        for size, flags in ((8, []), (64, []), (256, ["host_bound"]))
+        one(**split, median_ms=10.0 / size, sp_size=size)
+        | {"attention_flops_per_s": 4e15 * size / slower, "flags": ["host_bound"] * (size >= waits)}
+        for split, slower, waits in zip(SPLITS, (1.5, 1), (64, 256), strict=True)
+        for size in (8, 64, 256)
     ]
     (plot,) = over_ranks.draw(cells_of(rows), Look())
-    assert set(plot.data["sp_size"]) == {8, 64, 256}
-    assert set(plot.data.loc[plot.data["host_bound"], "sp_size"]) == {256}
+    assert [*zip(plot.data["sp_size"], plot.data["over_fastest"], plot.data["host_bound"], strict=True)] == [
+        (8, 1.5, False), (8, 1.0, False), (64, 1.5, True), (64, 1.0, False)
+    ]  # fmt: skip
+    assert "One replicate each" in plot.caption
+    (axis,) = plot.figure.axes
+    assert axis.get_xticklabels()[0].get_text().split("\n")[:2] == ["8", "1 host"]
     assert "waits for the host" in {text.get_text() for text in plot.figure.legends[0].get_texts()}
     assert over_ranks.draw(cells_of([measured(**split) for split in SPLITS]), Look()) == []
 
@@ -178,7 +187,7 @@ def test_a_figure_over_windows_has_how_many_times_as_long_ulysses_takes():
     (plot,) = windows.draw(cells_of(rows), Look())
     assert [*plot.data["ratio"]] == [9.0, 2.5, 0.8]
     assert [*plot.data["layout"]] == ["contiguous", "contiguous", "zigzag"]
-    assert set(plot.data["link"]) == {"one rank, nvlink, one host"}
+    assert set(plot.data["link"]) == {"modelled: NVLink, one host"}
     assert "one real rank" in plot.caption
     (axis,) = plot.figure.axes
     assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "4,096", "none"]

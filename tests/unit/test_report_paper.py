@@ -1,8 +1,10 @@
 """Figure 1 and Table 1 of a paper: chosen cells of several campaigns in one panel, by the author's names and order."""
 
 import csv
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from sp_bench.report import Look, Options, paper
 
 from .rows import cells_of, commit
 from .test_report import ULYSSES, on_gpus, replicated
+from .test_report_one_rank import SPLITS, one
 
 SIX = [1.0] * 6
 OURS, RING = ("ours", {"method": ["ulysses"]}), ("the ring", {"method": ["ring"]})
@@ -78,3 +81,34 @@ def test_a_line_says_where_it_ran_out_of_memory(tmp_path: Path) -> None:
     rows = [on_gpus(**ULYSSES), lost, *(on_gpus(seq_len=n) for n in (1024, 2048))]
     paper.write([commit(rows, tmp_path / "c")], tmp_path / "paper", [OURS, RING], Options())
     assert "out of memory" in (tmp_path / "paper" / "table1.md").read_text()
+
+
+def recomputing(what: str, **columns: Any) -> dict[str, Any]:
+    config = {"hardware": {"name": "h200", "device": "cuda"}}
+    return on_gpus(config=json.dumps(config | {"workload": {"activation_checkpointing": what}}), **columns)
+
+
+def test_captions_name_what_lines_differ_in_and_no_grade_is_of_unequal_kernels_or_recomputation(tmp_path: Path) -> None:
+    step = {"workload": "train_step", "pass_kind": "step"}
+    unequal = [
+        recomputing("full", **ULYSSES, **step),
+        recomputing("none", kernel="flash_attn", **step),
+    ]
+    paper.write([commit(unequal, tmp_path / "unequal")], tmp_path / "paper", [OURS, RING], Options())
+    for name in ("table1.md", "figure1.tex"):
+        text = " ".join((tmp_path / "paper" / name).read_text().replace("{}", "").split())
+        assert (
+            "ours: all recomputed, cuDNN, Ulysses; the ring: nothing recomputed, FlashAttention-2, contiguous ring."
+            in text
+        )
+    (_, ring) = written(tmp_path / "paper", "table1.csv")
+    assert ring["ratio_to_first"]
+    assert ring["grade"] == ""
+    assert "none, kernel, recomputation or offload differ" in (tmp_path / "paper" / "table1.md").read_text()
+
+
+def test_captions_of_one_replicate_promise_no_interval_and_of_one_rank_no_grade(tmp_path: Path) -> None:
+    paper.write([commit([one(**each) for each in SPLITS], tmp_path / "c")], tmp_path / "paper", [OURS, RING], Options())
+    table = (tmp_path / "paper" / "table1.md").read_text()
+    assert "One replicate each, so no intervals." in table
+    assert "Grades: one_rank, messages are modelled." in table

@@ -7,14 +7,12 @@ from typing import Any
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.grades import A, B
-from sp_bench.analysis.identifiers import CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD, RECOMPUTED
+from sp_bench.analysis.identifiers import SAVED
 from sp_bench.analysis.ladder import of_place
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import fastest, ranked
 from sp_bench.analysis.settings import AHEAD, QUESTION, TIE, Difference, Setting
 from sp_bench.config.workload import TRAINING
-
-_SAVED_ALIKE = (RECOMPUTED, CHECKPOINT_OFFLOAD, OPTIMIZER_OFFLOAD)  # equal where stacks are compared
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def _of_stacks(settings: Sequence[Setting]) -> Iterator[Verdict]:
     smallest = {cell.cell_id: setting.smallest_for(cell) for setting in settings for cell in setting.cells}
     for cell in (cell for setting in settings for cell in setting.cells):
         if cell.ok and cell.asked["workload"] in TRAINING and cell.is_comparable:
-            key = (cell.pool, kind(cell), cell.asked["kernel"], *map(cell.options.get, _SAVED_ALIKE), *of_place(cell))
+            key = (cell.pool, kind(cell), cell.asked["kernel"], *map(cell.options.get, SAVED), *of_place(cell))
             places.setdefault(key, {}).setdefault(stack(cell), []).append(cell)
     for stacks in places.values():
         best, *others = ranked([fastest(each) for each in stacks.values()])

@@ -51,10 +51,10 @@ def draw(
         return [finish(plot, "-".join(filter(None, (plot.name, plot.part))), look) for plot in plots]
 
 
-def draw_lines(chosen: Lines, look: Look) -> Drawing:
+def draw_lines(chosen: Lines, look: Look, stem: str = "lines") -> Drawing:
     """Draw an author's figure."""
     with _settings_of(look):
-        return finish(lines.draw(chosen, look), "lines", look)
+        return finish(lines.draw(chosen, look), stem, look)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Which method a slower fabric favours, and what a step is made of."""
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -13,13 +15,17 @@ from sp_bench.analysis.time_parts import Attribution, attributions, largest
 from sp_bench.formats import GIB, number
 from sp_bench.report.figures.panels import MOST_PANELS, ROW_IN, grid, is_first, wrapped_title
 from sp_bench.report.figures.style import (
+    BLACK,
     Look,
     Plot,
     about,
-    colour,
+    beside,
+    explained,
     is_plain,
     legend,
-    line,
+    mark,
+    medians,
+    places_axis,
     plain_log,
     tokens,
     trial_ids,
@@ -27,10 +33,11 @@ from sp_bench.report.figures.style import (
 )
 
 OF_FABRICS = (
-    "Step time by fabric, on a logarithmic axis. Below a fabric's name: GiB/s that a rank sends with the primitive "
-    "that is fastest there. Marks: measured; thin lines: predicted from bytes, bandwidth and schedule, calibrated on "
-    "the first fabric; dashed lines and hollow marks: variants in parts."
+    "Step time by fabric, on a logarithmic axis; lower is better. Below a fabric's name: GiB/s that a rank sends with "
+    "the primitive that is fastest there; others may be slower. Strokes: predicted from bytes, bandwidth and schedule, "
+    "calibrated on the first fabric. "
 )
+PREDICTED: dict[str, Any] = {"marker": "_", "ms": 7, "mew": 0.9, "ls": "none", "color": BLACK}
 MOST_SETTINGS = 4
 OF_PARTS = "What a step is made of: the kernel alone, computing beyond it, and messages that nothing hides."
 GREYS = (
@@ -49,41 +56,45 @@ def _fabrics(cells: Sequence[Cell], look: Look) -> list[Plot]:
     if not found:
         return []
     figure, axes = grid(look, len(found), 2.3, 2.2)
+    cells = [point.cell for place in found for point in place.points]
+    styles = _styles(cells)
     handles: dict[str, Line2D] = {}
     data: list[dict[str, object]] = []
     for place, axis in zip(found, axes, strict=True):
         of_place = {name: i for i, name in enumerate(place.fabrics)}
-        series: dict[str, list[tuple[int, float, float]]] = {}
-        firsts: dict[str, Cell] = {}
-        for point in sorted(place.points, key=lambda p: of_place[p.fabric]):
+        here = [name for name in styles if name in {words.method(point.cell) for point in place.points}]
+        for point in place.points:
             name = words.method(point.cell)
-            firsts.setdefault(name, point.cell)
-            series.setdefault(name, []).append((of_place[point.fabric], point.measured_ms, point.predicted_ms))
+            style, x = styles[name], of_place[point.fabric] + beside(here.index(name), len(here))
+            axis.plot([x], [point.predicted_ms], **PREDICTED | {"color": style["color"]})
+            (handles[name],) = axis.plot([x], [point.measured_ms], **style)
             data.append({"place": place.title, **about(point.cell), "measured_ms": point.measured_ms,
                          "predicted_ms": point.predicted_ms, "bandwidth_gib_per_s": point.bandwidth.bytes_per_s / GIB,
                          "trial_ids": trial_ids(point.cell)})  # fmt: skip
-        for name, points in sorted(series.items()):
-            x, measured, predicted = zip(*points, strict=True)
-            style = line(firsts[name])
-            axis.plot(x, predicted, color=colour(firsts[name]), lw=0.5, ls=style["ls"])
-            face = style["mfc"] if is_plain(firsts[name]) else "white"
-            (drawn,) = axis.plot(x, measured, **{**style, "ls": "none", "mfc": face})
-            handles.setdefault(name, drawn)
-        plain_log(
-            axis,
-            [ms for points in series.values() for _, measured, predicted in points for ms in (measured, predicted)],
-        )
+        plain_log(axis, [ms for point in place.points for ms in (point.measured_ms, point.predicted_ms)])
         best = {f: max(p.bandwidth.bytes_per_s for p in place.on(f)) / GIB for f in place.fabrics}
-        axis.set_xticks(
-            range(len(best)), [f"{wrapped(words.fabric(f), 8)}\n{b:.3g}" for f, b in best.items()], fontsize=5.5
-        )
+        places_axis(axis, [f"{wrapped(words.fabric(f), 8)}\n{b:.3g}" for f, b in best.items()])
         axis.set_xlabel("fabric, GiB/s")
-        axis.set_xlim(-0.4, len(best) - 0.6)
         axis.set_title(wrapped_title(place.title, look, len(axes)), loc="left")
         if is_first(axis):
             axis.set_ylabel("step, ms")
-    legend(figure, handles, look)
-    return [Plot("fabrics", "", figure, OF_FABRICS, pd.DataFrame(data))]
+    legend(figure, {name: handles[name] for name in styles} | {"predicted": Line2D([], [], **PREDICTED)}, look)
+    caption = OF_FABRICS + medians(cells) + explained(cells, "in parts")
+    return [Plot("fabrics", "", figure, caption, pd.DataFrame(data))]
+
+
+def _styles(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """Name -> its mark; variants of a method differ in their fill."""
+    firsts = {words.method(cell): cell for cell in cells}
+    numbers: Counter[object] = Counter()
+    styles = {}
+    for name, cell in sorted(
+        firsts.items(), key=lambda each: (words.plain_method(each[1]), not is_plain(each[1]), each[0])
+    ):
+        method = words.plain_method(cell)
+        numbers[method] += not is_plain(cell)
+        styles[name] = mark(cell, numbers[method])
+    return styles
 
 
 def _parts(cells: Sequence[Cell], look: Look) -> list[Plot]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,7 +15,7 @@ from sp_bench.analysis.settings import Setting
 from sp_bench.analysis.signs import RIVALS, Sign, counts, signs
 from sp_bench.analysis.words import drawn, is_packed, pack
 from sp_bench.report.figures.panels import ROW_IN
-from sp_bench.report.figures.style import GREY, Look, Plot, legend, mark, tokens, wrapped
+from sp_bench.report.figures.style import GREY, NO_INTERVAL, Look, Plot, explained, legend, mark, tokens, wrapped
 
 MOST_LINES = 44  # of one figure: those with intervals and of large places go first
 
@@ -42,11 +43,11 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         for i, (rival, (sign, ratio)) in enumerate(rivals.items()):
             y = place + 0.22 * ((len(rivals) - 1) / 2 - i)
             paired = sign.paired
-            style = mark(sign.rival, hollow=paired is None)
+            style: dict[str, Any] = {**mark(sign.rival), "ms": 4, **(NO_INTERVAL if paired is None else {})}
             if paired is not None:
                 axis.plot([paired.interval.low, paired.interval.high], [y, y], color=style["color"], lw=1.3)
-            axis.plot([ratio], [y], **{**style, "ms": 4})
-            handles.setdefault(f"{words.METHODS[rival]} / Ulysses", Line2D([], [], **mark(sign.rival)))
+            axis.plot([ratio], [y], **style)
+            handles.setdefault(f"{words.METHODS[rival]} / Ulysses", Line2D([], [], **mark(sign.rival, 0)))
             low, high = (paired.interval.low, paired.interval.high) if paired else (None, None)
             data.append({"place": label, "method": words.method(sign.rival), "over": words.method(sign.ulysses),
                          "ratio": ratio, "low": low, "high": high})  # fmt: skip
@@ -67,14 +68,15 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
             int(look.width_in * 9),
         )
     )
-    handles["without an interval"] = Line2D([], [], marker="o", mfc="white", mec=GREY, ls="none")
+    handles["fewer than 6 pairs, no interval"] = Line2D([], [], marker="o", color=GREY, ls="none", **NO_INTERVAL)
     legend(figure, handles, look)
     tallies = [f" {count.where}: {count.words}." for count in counts(settings)[:2]]
     caption = (
         "Step times over that of Ulysses, each method's fastest variant on one kernel. Lines: intervals of paired "
         "ratios. Numbers: of a line's marks, the upper one first."
     )
-    return [Plot("ratios", "", figure, "".join([caption, *tallies]), pd.DataFrame(data))]
+    drawn = [sign.rival for _, rivals in ordered for sign, _ in rivals.values()]
+    return [Plot("ratios", "", figure, "".join([caption, explained(drawn), *tallies]), pd.DataFrame(data))]
 
 
 def _ratio_axis(axis: Axes, low: float, high: float, numbers: int, look: Look) -> None:
@@ -112,7 +114,7 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
         drawn(first) if packs else "",
         pack(first),
         words.processors(first) if len(sizes) > 1 or not first.all_ranks_were_there else "",
-        first.link,
+        words.link(first),
         words.fabric(first.asked["fabric"]) if len(sign.setting.fabrics) > 1 else "",
         words.kernel(first),
     ]

@@ -13,7 +13,7 @@ from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Difference
 from sp_bench.analysis.statistics import Interval
 from sp_bench.config.workload import TRAINING
-from sp_bench.formats import counted, whole
+from sp_bench.formats import whole
 from sp_bench.report.figures.panels import PANEL_IN, grid
 from sp_bench.report.figures.style import (
     BLACK,
@@ -21,17 +21,19 @@ from sp_bench.report.figures.style import (
     Plot,
     about,
     colour,
+    explained,
+    is_modelled,
     legend,
     length_axis,
     mark,
-    of_one_rank,
+    medians,
     plain_log,
     rank_axis,
     trial_ids,
 )
 
 LEAST_IN = 1.7
-DASHES = ("-", "--", ":", "-.")  # of lines with one colour
+DASHES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of lines with one colour
 Read = Callable[[Cell], tuple[float | None, Interval | None]]
 
 
@@ -90,14 +92,30 @@ def speed_of(lines: Lines) -> tuple[str, Callable[[Cell], float | None]]:
 
 def shared(lines: Lines) -> str:
     """The options that all lines share."""
-    return ", ".join(part for part in _parts(lines.cells[0]) if all(part in _parts(cell) for cell in lines.cells))
+    return ", ".join(_shared(lines))
+
+
+def apart(lines: Lines) -> str:
+    """The options in which lines differ: `Ulysses: cuDNN; DeepSpeed: cuDNN, all recomputed.`; empty if they do not."""
+    common = {*_shared(lines), *(words.processors(cell) for cell in lines.cells if lines.over == "sp_size")}
+    own = []
+    for line in lines.lines:
+        parts = (part for cell in line.cells.values() for part in _parts(cell) if part not in {*common, line.name})
+        own += [f"{line.name}: {options}" for options in [", ".join(dict.fromkeys(parts))] if options]
+    return f" {'; '.join(own)}." if own else ""
+
+
+def replicates(lines: Lines) -> str:
+    several = any(len(cell.step_ms) > 1 for cell in lines.cells)
+    return medians(lines.cells) + " Paired by number; 95% intervals from 6 pairs on." * several
+
+
+def _shared(lines: Lines) -> list[str]:
+    return [part for part in _parts(lines.cells[0]) if all(part in _parts(cell) for cell in lines.cells)]
 
 
 def _caption(lines: Lines) -> str:
-    counts = sorted({len(cell.step_ms) for cell in lines.cells if cell.ok})
-    replicates = counted(counts[0], "replicate") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} replicates"
-    paired = "Times are paired by replicate; bars: 95% intervals of the median, from 6 pairs on."
-    return f"{shared(lines)}. Medians over {replicates}. {paired}{of_one_rank(lines.cells)}{_bounds(lines)}"
+    return f"{shared(lines)}.{apart(lines)} {replicates(lines)}{explained(lines.cells, 'in parts')}{_bounds(lines)}"
 
 
 def _bounds(lines: Lines) -> str:
@@ -111,7 +129,7 @@ def _bounds(lines: Lines) -> str:
 
 def _parts(cell: Cell) -> list[str]:
     fabric = words.fabric(cell.asked["fabric"]) if cell.asked["sp_size"] > 1 else ""
-    where = (words.processors(cell), words.kernel(cell), fabric)
+    where = (words.processors(cell), words.kernel(cell), fabric, words.method(cell))
     return list(filter(None, [*words.setting(cell), *where]))
 
 
@@ -127,8 +145,10 @@ def _beside(first: Line, cell: Cell, over: str) -> tuple[float | None, Interval 
 
 
 def _style(lines: Lines, number: int) -> dict[str, Any]:
-    """The colour and marker of the method; a further line of the same colour is dashed and hollow."""
+    """The colour and marker of the method. Lines of one colour differ in their dashes, of one marker in their fill."""
     cell = next(iter(lines.lines[number].cells.values()))
     before = [next(iter(line.cells.values())) for line in lines.lines[:number]]
     alike = sum(colour(each) == colour(cell) for each in before)
-    return {**mark(cell, hollow=alike > 0), "ls": DASHES[alike % len(DASHES)], "lw": 1.1}
+    of_method = sum(mark(each)["marker"] == mark(cell)["marker"] for each in before)
+    dashes = "--" if is_modelled(cell) and not alike else DASHES[alike % len(DASHES)]
+    return {**mark(cell, of_method), "ls": dashes, "lw": 1.1}

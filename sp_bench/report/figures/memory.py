@@ -18,14 +18,15 @@ from sp_bench.analysis.metrics import in_use_gib, memory_gib, reserved_gib
 from sp_bench.analysis.settings import Setting
 from sp_bench.formats import GIB
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
-from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
+from sp_bench.report.figures.steps import MOST_BARS, Bar, Parts, stacked
 from sp_bench.report.figures.style import (
     BLACK,
     GREY,
     Look,
     Plot,
+    bar,
     colour,
-    is_hollow,
+    is_modelled,
     legend,
     tokens_axis,
     trial_ids,
@@ -53,17 +54,17 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
 
 
 # Paul Tol's bright scheme and greys, 2021
-HOLDERS = {
-    "parameter_shards": ("parameters", "#BBBBBB"),
-    "moments": ("optimizer state", "#777777"),
-    "gradients": ("gradients", "#AA3377"),
-    "gathered_parameters": ("gathered parameters", "#228833"),
-    "checkpoints": ("kept for the backward", "#EE6677"),
-    "attention": ("attention", "#4477AA"),
-    "tiles": ("loss, and tiles of the MLP", "#CCBB44"),
-    "layers": ("layers", "#66CCEE"),
-    "messages": ("messages", "#EE8866"),
-    "other": ("other", "#DDDDDD"),
+HOLDERS: Parts = {
+    "parameter_shards": ("parameters", "#BBBBBB", ""),
+    "moments": ("optimizer state", "#777777", "||||"),
+    "gradients": ("gradients", "#AA3377", "----"),
+    "gathered_parameters": ("gathered parameters", "#228833", "++++"),
+    "checkpoints": ("kept for the backward", "#EE6677", "xxxxxx"),
+    "attention": ("attention", "#4477AA", ""),
+    "tiles": ("loss, and tiles of the MLP", "#CCBB44", "...."),
+    "layers": ("layers", "#66CCEE", "////"),
+    "messages": ("messages", "#EE8866", "\\\\\\\\"),
+    "other": ("other", "#DDDDDD", "oo"),
 }
 ENDS = {"forward": "after the forward", "backward": "after the backward", "optimizer": "after the optimizer"}
 
@@ -131,13 +132,12 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
         fits, fails = _lengths(limit)
         if limit.largest_ok is not None:
             ran = limit.largest_ok
-            ink, hollow, ls = colour(ran), is_hollow(ran), "-" if ran.all_ranks_were_there else "--"
-            axis.barh(place, fits, height=0.6, facecolor="white" if hollow else ink, edgecolor=ink, ls=ls)
-            of = ", of a library" if ran.is_library else "" if ran.all_ranks_were_there else ", by one real rank"
-            handles.setdefault(f"fits{of}", Patch(facecolor="white" if hollow else GREY, edgecolor=GREY, ls=ls))
+            axis.barh(place, fits, height=0.6, **bar(ran, colour(ran)))
+            of = ", of a library" * ran.is_library + ", by one real rank" * is_modelled(ran)
+            handles.setdefault(f"fits{of}", Patch(**bar(ran, GREY)))
         if limit.is_open:
             axis.annotate("", (1, place), (fits, place), xycoords=across, textcoords="data", arrowprops=OPEN)
-            handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":", mfc="white")
+            handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":")
         whose = f", {limit.exhausted_memory}" if limit.exhausted_memory else ""
         if fails is not None:
             hatch = "...." if whose else "/////"
@@ -165,8 +165,8 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     return [Plot("memory", "longest", figure, caption, data)]
 
 
-SHORTER: dict[str, Any] = {"mfc": "white", "mec": BLACK, "ms": 6}
-OPEN = {"arrowstyle": "-|>", "color": "#999999", "fc": "white", "ls": ":", "lw": 1.0, "shrinkA": 3, "shrinkB": 0}
+SHORTER: dict[str, Any] = {"color": BLACK, "ms": 6}
+OPEN = {"arrowstyle": "-|>", "color": "#999999", "ls": ":", "lw": 1.0, "shrinkA": 3, "shrinkB": 0}
 
 
 def _lengths(limit: Limit) -> tuple[int, int | None]:

@@ -1,94 +1,113 @@
-"""How fast attention is on more GPUs than were there: one real rank of 8 and more."""
+"""Which method is fastest on more GPUs than were there: one real rank of 8 and more."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.held import SMALLEST_SIGN
 from sp_bench.analysis.metrics import attention_tflops
 from sp_bench.config.machine import NO_DELAY
-from sp_bench.report.figures.panels import MOST_PANELS, PANEL_IN, grid, is_first, left_out, wrapped_title
-from sp_bench.report.figures.style import BLACK, Look, Plot, about, legend, line, rank_axis, tokens, trial_ids
+from sp_bench.formats import counted
+from sp_bench.report.figures.panels import MOST_PANELS, grid, is_first, left_out, wrapped_title
+from sp_bench.report.figures.style import (
+    BLACK,
+    Look,
+    Plot,
+    about,
+    beside,
+    explained,
+    legend,
+    mark,
+    medians,
+    places_axis,
+    plain_log,
+    tokens,
+    trial_ids,
+)
 
 LEAST_RANKS = 8
-HOST_BOUND = "host_bound"
+HOST_BOUND, WAITS = "host_bound", "waits for the host"
 CAPTION = (
-    "Attention of one real rank of so many, messages modelled as {link}; small marks: as {others}. Higher is better. "
-    "Hollow and dashed: one real rank. Crosses: steps that wait for the host, which say nothing of the methods. "
-    "Lower bounds are left out."
+    "Attention: time over that of the fastest method on as many GPUs; lower is better. Below the axis: GPUs, hosts, "
+    f"and TFLOP/s a GPU of the fastest. Grey: within {SMALLEST_SIGN:.0%}, which one rank and modelled messages do not "
+    "tell apart. Crosses: steps that wait for the host to launch kernels, which say nothing of method or network. "
+    "Where all wait, nothing is drawn. Lower bounds are left out. "
 )
-SMALL = {"ls": "none", "ms": 2.5}
-BySize = dict[int, tuple[Cell, float]]  # ranks -> the fastest cell, and its TFLOP/s a GPU
+CROSS: dict[str, Any] = {"marker": "x", "ms": 5, "mew": 1.1, "ls": "none"}
+Place = tuple[int, int]  # GPUs, hosts
+OfPlace = dict[str, tuple[Cell, float]]  # method -> its fastest cell, and its TFLOP/s a GPU
 
 
 def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
-    """A panel for each head shape and length; a line a method over the numbers of ranks, by the link with most cells.
-    Those of other links are small marks."""
-    found: dict[tuple[str, int], dict[tuple[str, str], BySize]] = {}
-    links: Counter[str] = Counter()
-    for cell in cells:
-        speed = attention_tflops(cell) if cell.processor == "GPU" else None
-        if speed is None or not _is_shown(cell):
-            continue
-        asked, link = cell.asked, cell.link
-        passes = "forward, " if asked["pass_kind"] == "forward" else ""
-        where = f"{passes}{asked['num_heads']}/{asked['num_kv_heads']} heads, {words.kernel(cell)}"
-        by_size = found.setdefault((where, asked["seq_len"]), {}).setdefault((_name(cell), link), {})
-        size = asked["sp_size"]
-        by_size[size] = max(by_size.get(size, (cell, speed)), (cell, speed), key=lambda each: each[1])
-        links[link] += 1
-    several = {key: lines for key, lines in found.items() if len({n for of in lines.values() for n in of}) > 1}
-    if not several:
+    """A panel for each head shape, length and link that has several numbers of GPUs with several methods."""
+    found: dict[tuple[str, int, str], dict[Place, OfPlace]] = {}
+    for cell in filter(_is_shown, cells):
+        asked, speed = cell.asked, attention_tflops(cell) or 0.0
+        passes = "forward" if asked["pass_kind"] == "forward" else ""
+        window = words.unusual(cell, "workload.window")
+        where = ", ".join(filter(None, [passes, words.heads(cell), window, words.kernel(cell)]))
+        places = found.setdefault((where, asked["seq_len"], cell.link), {})
+        of_place = places.setdefault((asked["sp_size"], words.hosts(cell)), {})
+        method = words.plain_method(cell) + (" of latents" if asked["sends"] else "")
+        if method not in of_place or speed > of_place[method][1]:
+            of_place[method] = cell, speed
+    panels = {key: kept for key, places in found.items() if len(kept := _with_fastest(places)) > 1}
+    if not panels:
         return []
-    main, *others = (link for link, _ in links.most_common())
-    caption = CAPTION.format(link=main, others=words.listed_words(others) or "another")
-    caption += left_out(len(several) - MOST_PANELS)
-    shown = sorted(several.items())[:MOST_PANELS]
-    figure, axes = grid(look, len(shown), PANEL_IN)
+    shown = sorted(panels.items())[:MOST_PANELS]
+    drawn = [cell for _, places in shown for of in places.values() for cell, _ in of.values()]
+    several_links = len({link for (_, _, link), _ in shown}) > 1
+    figure, axes = grid(look, len(shown), 2.1)
     handles: dict[str, Line2D] = {}
     data: list[Mapping[str, object]] = []
-    for ((where, length), lines), axis in zip(shown, axes, strict=True):
-        for (method, link), by_size in sorted(lines.items()):
-            known = sorted(by_size.items())
-            style = line(known[0][1][0]) | ({} if link == main else SMALL)
-            if known[0][1][0].asked["sends"]:
-                style |= {"mfc": style["color"], "ls": ":"}
-            of_method = [(n, speed) for n, (cell, speed) in known if HOST_BOUND not in cell.flags]
-            (drawn,) = axis.plot([n for n, _ in of_method], [speed for _, speed in of_method], **style)
-            if link == main:
-                handles.setdefault(method, drawn)
-            for size, (cell, speed) in known:
-                bound = HOST_BOUND in cell.flags
-                if bound:
-                    axis.plot([size], [speed], marker="x", color=style["color"], ms=5, ls="none")
-                    handles.setdefault(HOST_BOUND, Line2D([], [], marker="x", color=BLACK, ms=5, ls="none"))
-                data.append({"link": link, **about(cell), "tflops_per_gpu": speed, HOST_BOUND: bound,
-                             "trial_ids": trial_ids(cell)})  # fmt: skip
-        rank_axis(axis, sorted({n for by_size in lines.values() for n in by_size}))
-        axis.set_ylim(0, 1.08 * max(speed for of in lines.values() for _, speed in of.values()))
-        axis.set_title(wrapped_title(f"{where}\n{tokens(length)} tokens", look, len(axes)), loc="left")
-        axis.set_xlabel("GPUs")
+    for ((where, length, link), places), axis in zip(shown, axes, strict=True):
+        methods = sorted({method for of in places.values() for method in of})
+        axis.axhspan(1, 1 + SMALLEST_SIGN, color="#e4e4e4", lw=0)
+        ratios, labels = [1 + SMALLEST_SIGN], []
+        for number, ((size, hosts), of_place) in enumerate(sorted(places.items())):
+            fastest = max(speed for _, speed in of_place.values())
+            labels.append(f"{size}\n{counted(hosts, 'host')}\n{fastest:.0f}")
+            for method, (cell, speed) in of_place.items():
+                place = (number + beside(methods.index(method), len(methods)), fastest / speed)
+                waits = HOST_BOUND in cell.flags
+                style = mark(cell) if not waits else {**CROSS, "color": mark(cell)["color"]}
+                (handle,) = axis.plot(*([value] for value in place), **style)
+                handles.setdefault(WAITS if waits else method, handle)
+                if place[1] > 1 + SMALLEST_SIGN:
+                    axis.annotate(f"{place[1]:.3g}", place, (0, 4), ha="center", rotation=90 * (len(methods) > 5),
+                                  textcoords="offset points", fontsize=6)  # fmt: skip
+                ratios.append(place[1])
+                data.append({"link": link, "num_nodes": hosts, **about(cell), "tflops_per_gpu": speed,
+                             "over_fastest": place[1], HOST_BOUND: waits, "trial_ids": trial_ids(cell)})  # fmt: skip
+        places_axis(axis, labels)
+        plain_log(axis, [*ratios, max(ratios) ** 1.12])  # with room for the highest label
+        named = f", {words.option('link.name', link)}" if several_links else ""
+        axis.set_title(wrapped_title(f"{where}\n{tokens(length)} tokens{named}", look, len(axes)), loc="left")
         if is_first(axis):
-            axis.set_ylabel("TFLOP/s a GPU")
-    if HOST_BOUND in handles:
-        handles["waits for the host"] = handles.pop(HOST_BOUND)  # the last entry
+            axis.set_ylabel("time over the fastest")
+    if handles.pop(WAITS, None):
+        handles[WAITS] = Line2D([], [], **CROSS, color=BLACK)  # the last entry
     legend(figure, handles, look)
+    links = "; ".join(sorted({words.link(cell) for cell in drawn}))
+    caption = f"{CAPTION}Links: {links}. {medians(drawn)}{explained(drawn)}{left_out(len(found) - len(shown))}"
     return [Plot("ranks", "", figure, caption, pd.DataFrame(data))]
 
 
-def _name(cell: Cell) -> str:
-    return words.plain_method(cell) + (" of latents" if cell.asked["sends"] else "")
+def _with_fastest(places: Mapping[Place, OfPlace]) -> dict[Place, OfPlace]:
+    """The places with several methods, one of which does not wait for the host."""
+    return {
+        place: of
+        for place, of in places.items()
+        if len(of) > 1 and not all(HOST_BOUND in cell.flags for cell, _ in of.values())
+    }
 
 
 def _is_shown(cell: Cell) -> bool:
     asked = cell.asked
-    link = cell.link
-    return (
-        asked["workload"] == "attention"
-        and asked["sp_size"] >= LEAST_RANKS
-        and link not in ("", NO_DELAY)
-        and not cell.is_lower_bound
-    )
+    is_attention = asked["workload"] == "attention" and asked["sp_size"] >= LEAST_RANKS
+    has_speed = cell.processor == "GPU" and attention_tflops(cell) is not None
+    return is_attention and has_speed and cell.link not in ("", NO_DELAY) and not cell.is_lower_bound

@@ -18,11 +18,11 @@ from sp_bench.report.figures.style import (
     Look,
     Plot,
     about,
+    explained,
     legend,
     length_axis,
     line,
     mark,
-    of_one_rank,
     trial_ids,
     wrapped,
 )
@@ -36,7 +36,7 @@ LEAST_SPREAD = 0.1  # least span of an axis of dots over its largest value, so t
 ROW_IN, PANEL_IN = 0.17, 1.75
 OTHER = (
     {"marker": "|", "ms": 6, "mew": 1.3},
-    {"marker": "o", "mfc": "white", "ms": 3.5},
+    {"marker": "+", "ms": 5},
 )  # marks of a line's further values
 Value = Callable[[Cell], float | None]
 Interval = Callable[[Cell], tuple[float, float] | None]
@@ -136,7 +136,7 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
     if not long:
         return []
     shown = long[:MOST_PANELS]
-    caption += left_out(len(long) - MOST_PANELS) + of_one_rank(c for panel in shown for c in panel.cells)
+    caption += left_out(len(long) - MOST_PANELS) + explained(c for panel in shown for c in panel.cells)
     figure, axes = grid(look, len(shown), PANEL_IN)
     handles: dict[str, Line2D] = {}
     data = []
@@ -187,7 +187,7 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
     if not few:
         return []
     shown = few[:MOST_DOTTED]
-    caption += left_out(len(few) - MOST_DOTTED) + of_one_rank(c for panel in shown for c in panel.cells)
+    caption += left_out(len(few) - MOST_DOTTED) + explained(c for panel in shown for c in panel.cells)
     main = marks[0][1]
     heights = []
     chosen = []

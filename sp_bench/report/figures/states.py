@@ -14,10 +14,10 @@ from sp_bench.report.figures.style import (
     Look,
     Plot,
     about,
+    explained,
     legend,
     length_axis,
     line,
-    of_one_rank,
     plain_log,
     trial_ids,
 )
@@ -59,7 +59,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
             "states",
             "",
             figure,
-            CAPTION + of_one_rank([cell for lines in panels.values() for of in lines.values() for cell in of]),
+            CAPTION + explained([cell for lines in panels.values() for of in lines.values() for cell in of]),
             pd.DataFrame(data),
         )
     ]

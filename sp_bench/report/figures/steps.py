@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -19,26 +19,28 @@ from sp_bench.analysis.ladder import chosen, each_adds_one, of_place
 from sp_bench.analysis.ratios import by_speed
 from sp_bench.analysis.settings import Setting
 from sp_bench.report.figures.panels import ROW_IN
-from sp_bench.report.figures.style import BLACK, Look, Plot, of_one_rank, trial_ids, wrapped
+from sp_bench.report.figures.style import BLACK, Look, Plot, bar, explained, is_modelled, trial_ids, wrapped
 
+Parts = Mapping[str, tuple[str, str, str]]  # part -> label, colour, and a hatch that tells it apart in greyscale
 # Paul Tol's bright scheme and greys, 2021
-KERNELS = {
-    "attention": ("attention", "#4477AA"),
-    "matmul": ("matrix products", "#66CCEE"),
-    "other": ("other kernels", "#CCBB44"),
-    "exposed_messages": ("messages that nothing hides", "#EE6677"),
-    "exposed_host_copies": ("copies from or to the host that nothing hides", "#AA3377"),
-    "idle": ("nothing runs", "#DDDDDD"),
+KERNELS: Parts = {
+    "attention": ("attention", "#4477AA", ""),
+    "matmul": ("matrix products", "#66CCEE", "////"),
+    "other": ("other kernels", "#CCBB44", "...."),
+    "exposed_messages": ("messages that nothing hides", "#EE6677", "xxxxxx"),
+    "exposed_host_copies": ("copies from or to the host that nothing hides", "#AA3377", "----"),
+    "idle": ("nothing runs", "#DDDDDD", ""),
 }
-HOST = {"optimizer_ms": ("AdamW on the host, after the last kernel", "#228833")}  # of the timed steps
-PHASES = {
-    "forward": ("forward", "#4477AA"),
-    "recompute": ("recomputation", "#EE6677"),
-    "backward": ("backward", "#66CCEE"),
-    "optimizer": ("optimizer", "#AA3377"),
+HOST: Parts = {"optimizer_ms": ("AdamW on the host, after the last kernel", "#228833", "++++")}  # of the timed steps
+PHASES: Parts = {
+    "forward": ("forward", "#4477AA", ""),
+    "recompute": ("recomputation", "#EE6677", "xxxxxx"),
+    "backward": ("backward", "#66CCEE", "////"),
+    "optimizer": ("optimizer", "#AA3377", "...."),
 }
-MARKS = tuple({"marker": m, "color": BLACK, "mfc": "white", "ms": 4, "ls": "none"} for m in (">", "<", "o"))
-HOLLOW: dict[str, Any] = {"facecolor": "white", "lw": 1.2, "ls": "--"}  # bars of one real rank
+MARKS = tuple(
+    {"marker": m, "color": BLACK, "mec": "white", "ms": 4.5, "mew": 0.6, "ls": "none"} for m in (">", "<", "o")
+)
 MOST_BARS = 24  # of one figure: the longest sequences go first
 TIMED, LIMITED = "the timed step", "share_of_limit"
 PROFILED = (
@@ -58,9 +60,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     return [plot for plot in (kernels, phases) if plot]
 
 
-def _plot(
-    settings: Sequence[Setting], name: str, column: str, shown: Mapping[str, tuple[str, str]], look: Look
-) -> Plot | None:
+def _plot(settings: Sequence[Setting], name: str, column: str, shown: Parts, look: Look) -> Plot | None:
     """A bar for each step of which `column` is known: the fastest first, and rungs with the fewest options first."""
     cells = [(setting, cell) for setting in settings for cell in setting.cells if _is_step(cell)]
     found = [(setting, cell, parts) for setting, cell in cells if (parts := part_ms(cell, column, [*shown]))]
@@ -108,17 +108,16 @@ def _bar(setting: Setting, cell: Cell, parts: Mapping[str, float], *, in_ms: boo
     return Bar(setting, cell, {part: size / total for part, size in parts.items()}, share)
 
 
-def stacked(
-    bars: Sequence[Bar], shown: Mapping[str, tuple[str, str]], label: str, look: Look
-) -> tuple[Figure, str, pd.DataFrame]:
+def stacked(bars: Sequence[Bar], shown: Parts, label: str, look: Look) -> tuple[Figure, str, pd.DataFrame]:
     """Draw stacked bars, the first at the top. Returns the figure, the options that all bars share, and the data.
 
-    shown: part -> (label, colour).
-    """
+    Hatches are white; of one real rank, coloured on white."""
     settings = list({bar.setting.title: bar.setting for bar in bars}.values())
     wide = look.width_in > 5
     width, abreast = (60, 3) if wide else (28, 1)
-    handles: list[Artist] = [Patch(color=colour, label=name) for name, colour in shown.values()]
+    handles: list[Artist] = [
+        Patch(facecolor=ink, edgecolor="white", hatch=hatch, lw=0, label=name) for name, ink, hatch in shown.values()
+    ]
     marked = next((bar.marks for bar in bars if bar.marks), {})
     handles += [
         Line2D([], [], label=label_of_mark, **shape) for label_of_mark, shape in zip(marked, MARKS, strict=False)
@@ -133,9 +132,9 @@ def stacked(
     for place, (_, cell, parts, line, marks) in enumerate(reversed(bars)):
         left = 0.0
         for part, size in parts.items():
-            ink = shown[part][1]
-            how: dict[str, Any] = {"color": ink, "lw": 0} if cell.all_ranks_were_there else {**HOLLOW, "edgecolor": ink}
-            axis.barh(place, size, left=left, height=0.7, **how)
+            _, ink, hatch = shown[part]
+            edge = {"lw": 1.0} if is_modelled(cell) else {"edgecolor": "white", "lw": 0}
+            axis.barh(place, size, left=left, height=0.7, hatch=hatch, **{**bar(cell, ink), **edge})
             left += size
         if line is not None:
             axis.plot([line, line], [place - 0.42, place + 0.42], color=BLACK, lw=1.2)
@@ -150,7 +149,11 @@ def stacked(
     axis.set_xlabel(label)
     figure.legend(handles=handles, loc="outside lower center", ncols=abreast)
     shared = [part for part in settings[0].parts if all(part in setting.parts for setting in settings)]
-    return figure, f"{', '.join(shared)}.{of_one_rank(bar.cell for bar in bars)}", pd.DataFrame(data[::-1])
+    return (
+        figure,
+        f"{', '.join(shared)}.{explained((bar.cell for bar in bars), 'library', 'in parts')}",
+        pd.DataFrame(data[::-1]),
+    )
 
 
 def _is_step(cell: Cell) -> bool:

@@ -1,6 +1,6 @@
 """How figures look and are saved. In every figure a colour is a communication pattern (Ulysses, ring, all-gather, USP)
-and a marker is a method. A library has the colour of its pattern and its own hollow marker. Cells of one real rank,
-whose messages are modelled, are hollow and dashed."""
+and a marker is a method. A library has the colour of its pattern and its own marker. What else a mark says is in CUES.
+"""
 
 import io
 import math
@@ -20,7 +20,8 @@ from PIL import Image
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.pattern_bytes import kind
-from sp_bench.formats import csv_value
+from sp_bench.formats import counted, csv_value
+from sp_bench.report.latex_text import escape
 
 BLACK, GREY = "#000000", "#8a8a8a"
 # Okabe & Ito 2008; the last two by Paul Tol, 2021
@@ -31,8 +32,16 @@ MARKERS = {
     "single": "*", "ulysses": "o", "ring": "^", "all_gather": "D", "usp": "P", "upipe": "H", "double_ring": "8",
     "deepspeed_ulysses": "s",
     "deepspeed_ulysses_hf": "h", "ring_flash_attn": "v", "ring_flash_attn_llama3": "<", "yunchang": "X",
-    "torch_context_parallel": ">", "transformer_engine": "p",
+    "torch_context_parallel": ">", "transformer_engine": "p", "ring of latents": "v",
+    "all_gather of latents": "d",
 }  # fmt: skip
+FILLS = ("full", "left", "top", "right", "bottom")  # of variants with one marker; the first is the plain one
+NO_INTERVAL: Mapping[str, Any] = {"ms": 2.2}
+CUES = {  # what marks and lines say beside colour and marker -> which cells, and in captions
+    "modelled": (lambda cell: is_modelled(cell), "Hollow and dashed: one real rank, modelled messages."),
+    "library": (lambda cell: cell.is_library, "Black edge: another library."),
+    "in parts": (lambda cell: not is_plain(cell), "Half-filled: a variant, such as heads in parts."),
+}
 DPI, PNG_COLOURS = 150, 64
 TITLE_LINES, LEGEND_LINES, LINE_IN = 2, 3, 0.14  # lines that a figure's height has room for; height of one more
 FEWEST_TICKS = 3  # of a log axis with round numbers
@@ -105,7 +114,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page. files: suffix (png, pdf, csv) -> content. A file is called `stem` plus suffix."""
+    """A figure of the page. files: suffix (png, pdf, csv, tex) -> content. A file is called `stem` plus suffix."""
 
     name: str
     stem: str
@@ -119,26 +128,63 @@ def colour(cell: Cell) -> str:
     return COLOURS.get(of) or OUTSIDE[sum(map(ord, of)) % len(OUTSIDE)]
 
 
-def mark(cell: Cell, *, hollow: bool = False) -> dict[str, Any]:
-    """The marker of a cell's method; hollow for a library, for one real rank, and if no interval is known."""
-    ink = colour(cell)
-    empty = hollow or is_hollow(cell)
-    shape = MARKERS.get(str(cell.asked["method"]), "d")
-    return {"marker": shape, "color": ink, "mfc": "white" if empty else ink, "mec": ink, "mew": 0.9, "ls": "none"}
+def mark(cell: Cell, variant: int | None = None) -> dict[str, Any]:
+    """The marker of a cell. variant: its number among the variants of its method; None: 0 if plain, else 1."""
+    ink, of_latents = colour(cell), " of latents" if cell.asked["sends"] else ""
+    face = "white" if is_modelled(cell) else ink
+    return {
+        "marker": MARKERS.get(f"{cell.asked['method']}{of_latents}", "d"),
+        "color": ink,
+        "mfc": face,
+        "markerfacecoloralt": "white",
+        "fillstyle": FILLS[(not is_plain(cell) if variant is None else variant) % len(FILLS)],
+        "mec": BLACK if cell.is_library else ink,
+        "mew": 0.9,
+        "ls": "none",
+    }
 
 
-def is_hollow(cell: Cell) -> bool:
-    return cell.is_library or not cell.all_ranks_were_there
+def bar(cell: Cell, ink: str) -> dict[str, Any]:
+    """The face and edge of a cell's bar."""
+    face, dashes = ("white", "--") if is_modelled(cell) else (ink, "-")
+    return {"facecolor": face, "edgecolor": BLACK if cell.is_library else ink, "ls": dashes}
 
 
-def of_one_rank(cells: Iterable[Cell]) -> str:
-    """What a caption says where any cell is of one real rank."""
-    return "" if all(c.all_ranks_were_there for c in cells) else " Hollow and dashed: one real rank, modelled messages."
+def is_modelled(cell: Cell) -> bool:
+    return not cell.all_ranks_were_there
+
+
+def explained(cells: Iterable[Cell], *but: str) -> str:
+    """What a caption says of the cues that these cells have. but: cues that the figure does not use."""
+    there = list(cells)
+    return "".join(f" {text}" for cue, (has, text) in CUES.items() if cue not in but and any(map(has, there)))
+
+
+def medians(cells: Iterable[Cell]) -> str:
+    """A caption's sentence on how many replicates there are."""
+    counts = sorted({len(cell.step_ms) for cell in cells if cell.ok})
+    if counts[-1:] in ([], [1]):
+        return "One replicate each, so no intervals."
+    number = counted(counts[0], "replicate") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} replicates"
+    return f"Medians over {number}."
+
+
+def beside(number: int, total: int) -> float:
+    """How far the mark of one of `total` lines is from the middle of its place on an axis of places 0, 1, 2."""
+    return 0.72 * ((number + 0.5) / total - 0.5)
+
+
+def places_axis(axis: Axes, names: Sequence[str]) -> None:
+    """Named places 0, 1, 2, with lines between them."""
+    axis.set_xticks(range(len(names)), names, fontsize=5.5)
+    axis.set_xlim(-0.5, len(names) - 0.5)
+    axis.grid(axis="x", visible=False)
+    for place in range(1, len(names)):
+        axis.axvline(place - 0.5, color="#e2e2e2", lw=0.8, zorder=0.5)
 
 
 def is_plain(cell: Cell) -> bool:
-    """Whether it is its method's plain variant: one exchange or group, and a layout that balances the mask. Other
-    variants are drawn thinner."""
+    """Whether it is its method's plain variant: one exchange or group, and a layout that balances the mask."""
     options = cell.options
     parts = options.get("method.head_chunks") not in (None, 1) or options.get("method.head_stride") not in (None, "all")
     unbalanced = cell.asked["method"] in ("ring", "double_ring", "all_gather") and cell.asked["layout"] == "contiguous"
@@ -146,7 +192,7 @@ def is_plain(cell: Cell) -> bool:
 
 
 def line(cell: Cell) -> dict[str, Any]:
-    style = "-" if is_plain(cell) and not is_hollow(cell) else "--"
+    style = "--" if is_modelled(cell) else "-" if is_plain(cell) else "-."
     return {**mark(cell), "ls": style, "lw": 1.2 if style == "-" else 0.9}
 
 
@@ -256,7 +302,12 @@ def finish(plot: Plot, stem: str, look: Look) -> Drawing:
         _make_room_for_titles(plot.figure)
     png = _png(plot.figure)
     data = plot.data.map(csv_value).to_csv(index=False, lineterminator="\n")
-    files = {"png": png, "pdf": _pdf(plot.figure), "csv": data.encode()}
+    environment = "figure*" if look.column == 2 else "figure"
+    tex = (
+        f"\\begin{{{environment}}}\n\\includegraphics[width=\\linewidth]{{{stem}.pdf}}\n"
+        f"\\caption{{{escape(plot.caption)}}}\n\\end{{{environment}}}\n"
+    )
+    files = {"png": png, "pdf": _pdf(plot.figure), "csv": data.encode(), "tex": tex.encode()}
     return Drawing(plot.name, stem, plot.caption, round(96 * look.width_in), files)
 
 

@@ -8,9 +8,7 @@ from sp_bench.analysis.settings import Setting
 from sp_bench.report.figures.panels import dots, over_length, panels, shared_title
 from sp_bench.report.figures.style import Look, Plot
 
-CAPTION = (
-    "Throughput a {ranks}. Colour: what travels; marker: the method; hollow: another library; star: the kernel alone."
-)
+CAPTION = "Throughput a {ranks}. Colour: what travels; marker: the method; star: the kernel alone."
 OF_LINES = " A dotted line falls to the shortest sequence that was out of memory."
 OF_DOTS = " Bars: intervals over 6 replicates or more. The axis does not begin at zero."
 

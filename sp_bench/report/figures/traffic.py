@@ -24,9 +24,9 @@ from sp_bench.report.figures.style import (
     Look,
     Plot,
     about,
+    explained,
     legend,
     mark,
-    of_one_rank,
     rank_axis,
     trial_ids,
 )
@@ -61,7 +61,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel(f"{unit} sent a rank")
     legend(figure, handles | {name: line for name, line in lines.items() if name not in handles}, look)
-    caption = CAPTION + of_one_rank(cell for cells in shown for cell in cells)
+    caption = CAPTION + explained(cell for cells in shown for cell in cells)
     return [Plot("bytes", "", figure, caption, pd.DataFrame(data))]
 
 

@@ -17,9 +17,10 @@ from sp_bench.report.figures.style import (
     GREY,
     Look,
     Plot,
-    is_hollow,
+    explained,
+    is_modelled,
     legend,
-    of_one_rank,
+    medians,
     plain_log,
     tokens,
     trial_ids,
@@ -32,16 +33,18 @@ CAPTION = (
     "all heads. Cells that wait for the host, and lower bounds, are left out."
 )
 LABELLED = 1.15  # times: nearer to 1 the axis says enough
-MARKERS = "os^Dv*"  # by the number of ranks
+MARKERS = "os^Dv*"  # by the number of GPUs
+ABOVE: dict[str, Any] = {"xytext": (3, 3)}  # beside lines that fall
+BELOW: dict[str, Any] = {"xytext": (-3, -3), "ha": "right", "va": "top"}
 IN_PANEL = ("method", "fabric", "num_nodes", "sp_size", "workload.window")  # options in which cells of a panel differ
 
 
 def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
-    """A panel for each kernel, link and set of all other options; a line for each number of ranks over windows, of
+    """A panel for each kernel, link and set of all other options; a line for each number of GPUs over windows, of
     which the last is none. Places without a window at any of its points are left out."""
-    found: dict[tuple[Any, ...], dict[int, dict[int | None, list[Cell]]]] = {}
+    found: dict[tuple[Any, ...], dict[tuple[int, int], dict[int | None, list[Cell]]]] = {}
     for cell in filter(_is_shown, cells):
-        of_place = found.setdefault(_panel(cell), {}).setdefault(cell.asked["sp_size"], {})
+        of_place = found.setdefault(_panel(cell), {}).setdefault((cell.asked["sp_size"], words.hosts(cell)), {})
         of_place.setdefault(cell.asked["window"], []).append(cell)
     lines = {
         panel: {size: ratios for size, windows in places.items() if len(ratios := _ratios(windows)) > 1}
@@ -52,24 +55,26 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         return []
     shown = sorted(several.items(), key=lambda item: str(item[0]))[:MOST_PANELS]
     figure, axes = grid(look, len(shown), PANEL_IN)
-    sizes = sorted({size for _, of in shown for size in of})
+    sizes = sorted({size for _, of in shown for size, _ in of})
     handles: dict[str, Line2D] = {}
     drawn: list[Cell] = []
     data = []
     for ((title, length, link, _), places), axis in zip(shown, axes, strict=True):
         windows = sorted({w for of in places.values() for w in of}, key=_last_none)
-        for size, ratios in sorted(places.items()):
+        highest = {w: max(of[w][0] for of in places.values() if w in of) for w in windows}
+        for (size, hosts), ratios in sorted(places.items()):
             style: dict[str, Any] = {"marker": MARKERS[sizes.index(size) % len(MARKERS)]}
             at = [(windows.index(w), ratio) for w, (ratio, _) in ratios.items()]
-            if is_hollow(next(iter(ratios.values()))[1][0]):
+            if is_modelled(next(iter(ratios.values()))[1][0]):
                 style |= {"mfc": "white", "ls": "--"}
             (handle,) = axis.plot(*zip(*sorted(at), strict=True), color=BLACK, ms=3.5, lw=1, **style)
-            handles.setdefault(f"{size} ranks", handle)
+            handles.setdefault(f"{size} GPUs" + (f" on {hosts} hosts" if hosts > 1 else ""), handle)
             for window, (ratio, pair) in ratios.items():
                 if not 1 / LABELLED < ratio < LABELLED:
-                    place = (windows.index(window), ratio)
-                    axis.annotate(f"{ratio:.3g}", place, (3, 3), textcoords="offset points", fontsize=5)
-                data += [{"window": window, "sp_size": size, "link": link, "seq_len": length, "ratio": ratio,
+                    place, where = (windows.index(window), ratio), ABOVE if ratio == highest[window] else BELOW
+                    axis.annotate(f"{ratio:.2f}", place, textcoords="offset points", fontsize=6, **where)
+                data += [{"window": window, "sp_size": size, "num_nodes": hosts, "link": link, "seq_len": length,
+                          "ratio": ratio,
                           "ulysses_ms": pair[0].median_step_ms, "ring_ms": pair[1].median_step_ms,
                           "layout": pair[1].asked["layout"], "trial_ids": " ".join(map(trial_ids, pair))}]  # fmt: skip
                 drawn += pair
@@ -81,7 +86,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel("Ulysses / ring")
     legend(figure, handles, look)
-    caption = CAPTION + of_one_rank(drawn) + left_out(len(several) - MOST_PANELS)
+    caption = f"{CAPTION} {medians(drawn)}" + explained(drawn, "in parts") + left_out(len(several) - MOST_PANELS)
     return [Plot("windows", "", figure, caption, pd.DataFrame(data))]
 
 
@@ -127,6 +132,6 @@ def _panel(cell: Cell) -> tuple[Any, ...]:
 
 
 def _link(cell: Cell) -> str:
-    """The fabric of all ranks or the model of one real rank's messages, and whether they leave a host."""
-    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"one rank, {cell.link}"
-    return f"{link}, {'over hosts' if (cell.asked['num_nodes'] or 1) > 1 else 'one host'}"
+    """What carries the messages of all ranks or of one real rank, and whether they leave a host."""
+    link = f"modelled: {words.link(cell)}" if is_modelled(cell) else words.fabric(cell.asked["fabric"])
+    return f"{link}, {'over hosts' if words.hosts(cell) > 1 else 'one host'}"
