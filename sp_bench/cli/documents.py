@@ -133,6 +133,12 @@ def nccl_gib(_: Sequence[Cell]) -> str:
     return f"{min(found):.1f} to {max(found):.1f}"
 
 
+def outside_gib(_: Sequence[Cell]) -> str:
+    """GiB outside torch's allocator on a rank of a host of 8, from a gather's to an exchange's."""
+    found = [nccl.outside_bytes(nccl.counts(degree, 8, sends=False)) / GIB for degree in (1, 8)]
+    return f"{found[0]:.1f} to {found[1]:.1f}"
+
+
 def policies(
     _: Sequence[Cell], of: projection.Fit, lengths: str, gpus: int
 ) -> dict[tuple[str, int | None], streams.Policy]:
@@ -209,7 +215,7 @@ HELPERS = {
     each.__name__: each
     for each in (
         *(fit, num_longer, decision_map, longest_projected, host_gib, peaks),
-        *(longest_as_one_rank, one_rank_peaks, nccl_gib),
+        *(longest_as_one_rank, one_rank_peaks, nccl_gib, outside_gib),
         *(policies, policies_of_kernels, padded_over_unpadded, published_ladder),
     )
 }

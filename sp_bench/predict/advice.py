@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from sp_bench.analysis import words
+from sp_bench.costs import nccl
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, cost_text, counted, number, span, text_table, whole
-from sp_bench.predict.candidates import ALWAYS, Candidate, Cluster, campaigns, is_over_all, preferred
+from sp_bench.predict.candidates import ALLOCATOR, ALWAYS, Candidate, Cluster, campaigns, is_over_all, preferred
 from sp_bench.predict.projection import Basis, Fit, has_several_lengths, in_words, step_options
 
 ASSUMPTIONS = (
@@ -44,10 +45,9 @@ def advice(
     )
     beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
     beyond = " (extrapolated)" if best.extrapolated else ""
-    held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
     lines = [
         f"Use {best.named(' GPUs')}{tie}{beside}, with {in_words(step_options(best.config))}.",
-        f"Memory: {held}; {'its peak as one real rank' if best.one_rank else _evidence_of_peak(best.peak_errors)}.",
+        f"Memory: {_held(best, cluster)}; {'its peak as one real rank' if best.one_rank else _evidence_of_peak(best.peak_errors)}.",
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, a million tokens in "
         f"{number(best.gpu_hours)} {cost_text(best.gpu_hours, price)}, "
         f"+-{_share(best.band)}{beyond}; {_rests_on(best)}",
@@ -59,6 +59,16 @@ def advice(
         alone = _named(side_by_side, [], best, 2) if cluster.gpus > 2 else _on_one_gpu(side_by_side, best)
         lines.append(f"Sequences side by side{by}: {alone}")
     return [*lines, f"Measure it: sp-bench run {' '.join(best.overrides)}"]
+
+
+def _held(best: Candidate, cluster: Cluster) -> str:
+    """71.6 of 73.7 GiB that tensors can take of a GPU of 79.2 (...): tight."""
+    taken, usable = best.peak_bytes, best.usable_bytes
+    tight = ": tight" if taken > nccl.TIGHT / nccl.TENSORS_SHARE[ALLOCATOR] * usable else ""
+    return (
+        f"{taken / GIB:,.1f} of {usable / GIB:,.1f} GiB that tensors can take of {cluster.memory_gib:,.1f} a GPU "
+        f"(CUDA's context, NCCL and fragments take the rest){tight}"
+    )
 
 
 def _ties(a: Candidate, b: Candidate) -> bool:

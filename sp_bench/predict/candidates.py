@@ -12,11 +12,12 @@ from sp_bench.config.machine import LinkConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs import memory, training
+from sp_bench.costs import memory, nccl, training
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, whole
 from sp_bench.predict.fitted import OneRankStep, network_gib_per_s
 from sp_bench.predict.projection import (
+    METHODS,
     SPEED,
     Basis,
     Fit,
@@ -35,7 +36,7 @@ from sp_bench.rows.names import short_name
 
 # What keeps most first: it computes least again.
 CHECKPOINTING = ("none", "selective_mlp", "selective", "selective_output", "full")
-SPARE = 0.95  # of a device's memory: the context, NCCL and what an allocator cannot use take the rest
+ALLOCATOR = "expandable_segments"  # of all ways; torch's own leaves more in pieces, and less fits
 
 
 class NothingFits(NotProjectable):
@@ -50,6 +51,7 @@ class Candidate:
     degrees: tuple[int, int]  # (ulysses, ring)
     ms: float
     peak_bytes: float
+    usable_bytes: float  # of a GPU's memory, by tensors
     band: float  # relative error of `ms` to reckon with
     extrapolated: bool  # from fewer ranks, or over a network; never where one rank of as many ran
     num_nodes: int
@@ -84,6 +86,7 @@ class Candidate:
             f"model={config.model.name}",
             f"kernel={config.kernel.name}",
             f"hardware={config.hardware.name}",
+            f"hardware.allocator={ALLOCATOR}",
             f"fabric={config.fabric.name if self.num_nodes == 1 else 'network'}",
             *([f"num_nodes={self.num_nodes}"] if self.num_nodes > 1 else []),
             f"method={config.method.name}",
@@ -121,6 +124,7 @@ class Candidate:
             "gpu_hours_per_million_tokens": self.gpu_hours,
             "cost_per_million_tokens": None if price is None else price * self.gpu_hours,
             "peak_allocated_bytes": self.peak_bytes,
+            "usable_bytes": self.usable_bytes,
             "extrapolated": self.extrapolated,
             "overrides": self.overrides,
         }
@@ -158,15 +162,14 @@ def candidates(
         for each, degrees in _ways(with_options(config, options), cluster)
         if each.method.name in fit.methods
     ]
-    limit = SPARE * cluster.memory_gib * GIB
-    fitting = [each for each in made if each.peak_bytes <= limit]
+    fitting = [each for each in made if each.peak_bytes <= each.usable_bytes]
     if not fitting:
         least = min(made, key=lambda each: each.peak_bytes)
         raise NothingFits(
             f"nothing fits: {config.model.name} at {whole(config.seq_len)} tokens on {cluster.gpus} GPUs needs "
             f"{least.peak_bytes / GIB:,.1f} GiB a GPU at least ({least.method}, "
-            f"{in_words(step_options(least.config))}), and {limit / GIB:,.1f} of "
-            f"{cluster.memory_gib:,.1f} GiB can be used; use more GPUs or a shorter sequence"
+            f"{in_words(step_options(least.config))}), and tensors can take "
+            f"{least.usable_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB; use more GPUs or a shorter sequence"
         )
     return sorted(fitting, key=lambda each: -each.tokens_per_s_per_gpu)
 
@@ -250,6 +253,13 @@ def works_of(config: TrialConfig, degrees: tuple[int, int], links: Links) -> dic
     }
 
 
+def _outside_allocator(config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> nccl.Held:
+    """What of NCCL's a rank has, as methods.closed_forms says of a trial."""
+    ulysses, ring = degrees
+    sends = ring > 1 and "send_recv" in METHODS[config.method.name]
+    return nccl.counts(ulysses, min(cluster.gpus, cluster.gpus_per_node), sends=sends)
+
+
 def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> Candidate:
     links = links_of(fit, cluster)
     works = works_of(config, degrees, links)
@@ -261,6 +271,7 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
         degrees,
         ms,
         memory.peak(config).bytes,
+        nccl.usable_bytes(cluster.memory_gib * GIB, _outside_allocator(config, degrees, cluster), ALLOCATOR),
         fit.band(True, max(config.sp_size, 1)),
         over_network or config.world_size > fit.ranks,
         math.ceil(cluster.gpus / cluster.gpus_per_node),
@@ -284,7 +295,7 @@ def as_one_rank(
     by_options: dict[StepOptions, dict[str, Candidate]] = {}
     for each in found:
         for step in steps if is_over_all(each, cluster) else ():
-            if _is_of(step, each, cluster) and step.peak_gib <= SPARE * cluster.memory_gib:
+            if _is_of(step, each, cluster) and step.peak_gib * GIB <= each.usable_bytes:
                 band = error if each.num_nodes == 1 else max(error, each.band)  # it was held on NVLink alone
                 made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=band)
                 made = replace(made, extrapolated=False, one_rank=step)
@@ -348,7 +359,7 @@ def to_measure(found: Sequence[Candidate], cluster: Cluster, link: str) -> list[
             layers = ["model.num_layers=2,4"] if each.ms > 1e3 * MOST_S else []
             once = ["workload.warmup_steps=0", "workload.timed_steps=1", "workload.single_step=true"]
             few = ["workload.warmup_steps=1", "workload.timed_steps=3"]
-            one = ["world=one_rank", f"link={link}", "isolation=group", "hardware.allocator=expandable_segments"]
+            one = ["world=one_rank", f"link={link}", "isolation=group"]
             runs.append([*each.overrides, *one, *layers, *(once if layers else few)])
     return runs
 

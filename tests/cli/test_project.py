@@ -1,6 +1,7 @@
 """`sp-bench project` and `advise`, over committed campaigns."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -23,6 +24,7 @@ def test_advice_names_three_methods_both_ways_and_its_last_line_runs(capfd):
     for line in lines[3:5]:
         assert all(method in line for method in ("Ulysses", "ring", "all-gather")), line
     words = lines[-1].partition("sp-bench run ")[2].split()
+    assert "hardware.allocator=expandable_segments" in words
     code, out, _ = console(capfd, "plan", *words)
     assert code == 0
     assert "qwen3_4b" in out
@@ -184,7 +186,7 @@ def test_hardware_with_rows_of_one_gpu_alone_is_told_whose_rows_do_and_how_to_gi
     assert "; h200 has them: --hardware h200 --memory GIB" in told
     code, out, _ = console(capfd, "advise", *rows, *words, "--hardware", "h200", "--memory", "79.2")
     assert code == 0
-    assert " of 79.2 GiB a GPU" in out
+    assert " GiB that tensors can take of 79.2 a GPU" in out
     assert "no hardware has them here" in refusal(capfd, "advise", rows[-1], *words, "--hardware", "h100")
 
 
