@@ -40,9 +40,8 @@ def advice(
         for each in _of_each(group, best).values()
         if each.config.method != best.config.method and _ties(each, best)
     ]
-    tie = (
-        f" (a tie with {words.listed_words([words.METHODS[each.config.method.name] for each in tied])})" if tied else ""
-    )
+    named = words.listed_words([words.METHODS[each.config.method.name] for each in tied])
+    tie = f", {named} {_not_told_apart(max(_error(each, best) for each in tied))}" if tied else ""
     beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
     beyond = " (extrapolated)" if best.extrapolated else ""
     lines = [
@@ -71,10 +70,17 @@ def _held(best: Candidate, cluster: Cluster) -> str:
     )
 
 
+def _error(a: Candidate, b: Candidate) -> float:
+    """The larger error; 0 where one is not known."""
+    return max(a.band, b.band) if math.isfinite(a.band + b.band) else 0.0
+
+
 def _ties(a: Candidate, b: Candidate) -> bool:
-    """Within the error of either; with an unknown one nothing ties."""
-    error = max(band for each in (a, b) if math.isfinite(band := each.band)) if math.isfinite(a.band + b.band) else 0.0
-    return abs(a.tokens_per_s_per_gpu / b.tokens_per_s_per_gpu - 1) <= error
+    return abs(a.tokens_per_s_per_gpu / b.tokens_per_s_per_gpu - 1) <= _error(a, b)
+
+
+def _not_told_apart(error: float) -> str:
+    return f"not told apart (+-{_share(error)})"
 
 
 def _of_each(ways: Sequence[Candidate], best: Candidate) -> dict[str, Candidate]:
@@ -114,14 +120,15 @@ def _on_one_gpu(ways: Sequence[Candidate], best: Candidate) -> str:
 
 
 def _beside(each: Candidate, best: Candidate) -> str:
-    """Ulysses 5.10 s, 38.9 GiB, a tie."""
+    """Ulysses: 5.18 s, 38.9 GiB, not told apart (+-4%)."""
     name = words.METHODS[each.config.method.name] if each.config.dp_shard_size == 1 else each.named()
     parts = [f"{name}: {number(each.ms / 1e3)} s", f"{each.peak_bytes / GIB:,.1f} GiB"]
     if step_options(each.config) != step_options(best.config):
         parts.append(f"with {in_words(step_options(each.config))}")
     if (each.one_rank is None) == (best.one_rank is None) and each != best:  # times of two kinds are not compared
-        ratio = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu
-        parts.append("a tie" if _ties(each, best) else f"{ratio:.2f}x the time a token")
+        slower = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu
+        ratio = f"{slower:.2f}x the time a token" if slower > 1 else f"{1 / slower:.2f}x the tokens/s"
+        parts.append(_not_told_apart(_error(each, best)) if _ties(each, best) else ratio)
     return ", ".join(parts)
 
 
