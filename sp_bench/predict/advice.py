@@ -84,10 +84,12 @@ def _not_told_apart(error: float) -> str:
 
 
 def _of_each(ways: Sequence[Candidate], best: Candidate) -> dict[str, Candidate]:
-    """Each method of ALWAYS at its fastest, with the options of `best` where it has them."""
-    found = {}
-    for method in ALWAYS:
+    """Each method of ALWAYS at its fastest, with the options of `best` where it has them; and USP where a sequence
+    leaves a host, since it can be ahead of all there."""
+    found, gpus_per_node = {}, best.config.world_size // best.num_nodes
+    for method in (*ALWAYS, "usp"):
         here = [each for each in ways if each.config.method.name == method]
+        here = [each for each in here if method != "usp" or each.config.sp_size > gpus_per_node]
         same = [each for each in here if step_options(each.config) == step_options(best.config)]
         if here:
             found[method] = max(same or here, key=lambda each: each.tokens_per_s_per_gpu)
@@ -101,7 +103,7 @@ def _named(ways: Sequence[Candidate], others: Sequence[Candidate], best: Candida
     splits = head_split_reason(shape, sp_size, "sp_size", "ulysses") is None
     here, fitted = _of_each(ways, best), _of_each(others, best)
     parts = []
-    for method in ALWAYS:
+    for method in (*ALWAYS, *({"usp"} & {*here, *fitted})):
         if method in here:
             parts.append(_beside(here[method], best))
         elif method in fitted:
@@ -121,7 +123,8 @@ def _on_one_gpu(ways: Sequence[Candidate], best: Candidate) -> str:
 
 def _beside(each: Candidate, best: Candidate) -> str:
     """Ulysses: 5.18 s, 38.9 GiB, not told apart (+-4%)."""
-    name = words.METHODS[each.config.method.name] if each.config.dp_shard_size == 1 else each.named()
+    plain = each.config.dp_shard_size == 1 and each.config.method.name != "usp"
+    name = words.METHODS[each.config.method.name] if plain else each.named()
     parts = [f"{name}: {number(each.ms / 1e3)} s", f"{each.peak_bytes / GIB:,.1f} GiB"]
     if step_options(each.config) != step_options(best.config):
         parts.append(f"with {in_words(step_options(each.config))}")
