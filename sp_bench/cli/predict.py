@@ -172,8 +172,9 @@ def advise(
 
     sp-bench advise --model qwen3_8b --gpus 16 --seq-len 262144
 
-    Where rows of one real rank have such a step, they say it; elsewhere the rates that were fitted to measured rows.
-    Times within the error of each other are a tie. On a machine with a GPU:
+    Where rows of one real rank have such a step, they say it, unless the rates that were fitted to measured rows have a
+    faster way; elsewhere those rates. Times within the error of each other are not told apart. What needs host memory
+    is used where nothing else fits. On a machine with a GPU:
 
         sp-bench advise --model qwen3_8b --gpus 64 --seq-len 1048576 --measure
 
@@ -205,7 +206,9 @@ def advise(
         why = "fewer than two methods that ran fit in its memory and can be compared"
         print(f"sp-bench: --measure: {why}; by the fit:", file=sys.stderr)
     if as_json:
-        print(json.dumps([each.as_json(price) for each in [*ones, *candidates.best_and_others(found)]], indent=1))
+        fits = candidates.best_and_others(found)
+        ways = [*ones, *fits] if candidates.recommended(found, ones).one_rank else [*fits, *ones]
+        print(json.dumps([each.as_json(price) for each in ways], indent=1))
     else:
         print("\n".join(advice.advice(found, cluster, ones, price)))
 

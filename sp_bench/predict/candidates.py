@@ -99,6 +99,11 @@ class Candidate:
         return [*made, *([f"method.ulysses_degree={self.degrees[0]}"] if config.method.name == "usp" else [])]
 
     @property
+    def host_bytes(self) -> float:
+        """Memory of each host that its ranks fill with what is offloaded, by the memory model."""
+        return memory.held_on_host_bytes(self.config) / self.num_nodes
+
+    @property
     def gpu_hours(self) -> float:
         """GPU-hours of a million tokens."""
         return 1e6 / self.tokens_per_s_per_gpu / 3600
@@ -125,6 +130,7 @@ class Candidate:
             "cost_per_million_tokens": None if price is None else price * self.gpu_hours,
             "peak_allocated_bytes": self.peak_bytes,
             "usable_bytes": self.usable_bytes,
+            "host_bytes": self.host_bytes,
             "extrapolated": self.extrapolated,
             "overrides": self.overrides,
         }
@@ -189,14 +195,37 @@ def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
 
 def preferred(found: Sequence[Candidate]) -> Candidate:
     """The recommended way: among those that tie with the fastest within its error, the one whose options were measured
-    in most cells, then the fastest.
+    in most cells, then the fastest. Of ways that need host memory only where there are no others, since nobody says how
+    much of it there is.
 
     found: the most tokens/s first.
     """
-    fastest = found[0]
+    usable = [each for each in found if not each.host_bytes] or found
+    fastest = usable[0]
     error = fastest.band if math.isfinite(fastest.band) else 0.0  # an unknown error makes no tie
-    tied = [each for each in found if fastest.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu - 1 <= error]
+    tied = [each for each in usable if fastest.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu - 1 <= error]
     return max(tied, key=lambda each: len(each.rests_on))
+
+
+def recommended(found: Sequence[Candidate], ones: Sequence[Candidate]) -> Candidate:
+    """The first of `ones`, of `as_one_rank`, where the fit, which knows all ways, prefers none that is faster than the
+    same way by more than the errors; else what the fit prefers. Times of two kinds are not compared."""
+    best = preferred(found)
+    return ones[0] if ones and ties(best, by_fit(ones[0], found)) else best
+
+
+def by_fit(each: Candidate, found: Sequence[Candidate]) -> Candidate:
+    """The same way, as the fit predicts it."""
+    return next(way for way in found if (way.config, way.degrees) == (each.config, each.degrees))
+
+
+def error_of_two(a: Candidate, b: Candidate) -> float:
+    """The larger error; 0 where one is not known."""
+    return max(a.band, b.band) if math.isfinite(a.band + b.band) else 0.0
+
+
+def ties(a: Candidate, b: Candidate) -> bool:
+    return abs(a.tokens_per_s_per_gpu / b.tokens_per_s_per_gpu - 1) <= error_of_two(a, b)
 
 
 def best_and_others(found: Sequence[Candidate]) -> list[Candidate]:
@@ -288,7 +317,7 @@ def as_one_rank(
     found: Sequence[Candidate], steps: Sequence[OneRankStep], error: float, cluster: Cluster
 ) -> list[Candidate]:
     """The ways to train one sequence over all GPUs that rows of one real rank have, with their times and peaks: of
-    the options that most methods have. None of fewer than two methods, which would compare nothing.
+    the options that most methods have. None of one method alone, which would compare nothing, unless no other fits.
 
     error: relative, of such times. Most tokens/s first.
     """
@@ -301,8 +330,12 @@ def as_one_rank(
                 made = replace(made, extrapolated=False, one_rank=step)
                 here = by_options.setdefault(step.options, {})
                 here[step.method] = min(here.get(step.method, made), made, key=lambda one: one.ms)
-    best = max(by_options.values(), key=lambda here: (len(here), -min(one.ms for one in here.values())), default={})
-    return sorted(best.values(), key=lambda one: one.ms) if len(best) > 1 else []
+    if not by_options:
+        return []
+    options, best = max(by_options.items(), key=lambda item: (len(item[1]), -min(one.ms for one in item[1].values())))
+    alike = [each for each in found if is_over_all(each, cluster) and step_options(each.config) == options]
+    others = {each.config.method.name for each in alike} & {*ALWAYS} - best.keys()
+    return sorted(best.values(), key=lambda one: one.ms) if len(best) > 1 or not others else []
 
 
 def _is_of(step: OneRankStep, each: Candidate, cluster: Cluster) -> bool:
