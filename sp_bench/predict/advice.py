@@ -182,7 +182,7 @@ def _rests_on(best: Candidate) -> str:
 def _error_of(best: Candidate) -> str:
     if has_several_lengths(best.rests_on) or not math.isfinite(best.band):
         return ""
-    return "These options have one length: the error is that of others."
+    return "These options have one length: the error is the largest of others."
 
 
 def _share(band: float) -> str:

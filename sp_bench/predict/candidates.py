@@ -294,6 +294,7 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
     works = works_of(config, degrees, links)
     parameters = links.ms(training.sharding_traffic(config), 1, cluster.gpus)
     ms = max(step_ms(config, works, fit.rates), sum(parameters.values()))
+    rests_on = fit.steps[step_options(config)]
     over_network = config.sp_size > cluster.gpus_per_node  # then there are several nodes
     return Candidate(
         config,
@@ -301,10 +302,10 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
         ms,
         memory.peak(config).bytes,
         nccl.usable_bytes(cluster.memory_gib * GIB, _outside_allocator(config, degrees, cluster), ALLOCATOR),
-        fit.band(True, max(config.sp_size, 1)),
+        fit.band(True, config.sp_size, one_length=not has_several_lengths(rests_on)),
         over_network or config.world_size > fit.ranks,
         math.ceil(cluster.gpus / cluster.gpus_per_node),
-        fit.steps[step_options(config)],
+        rests_on,
         fit.peak_errors[step_options(config)],
     )
 

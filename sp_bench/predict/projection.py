@@ -234,11 +234,12 @@ class Fit:
         sent = {name for name, primitives in METHODS.items() if self.inside.keys() >= set(primitives)}
         return [name for name in METHODS if name in sent and f"blocks {name}" in self.rates.attention]
 
-    def band(self, of_steps: bool, ranks: int) -> float:
+    def band(self, of_steps: bool, ranks: int, *, one_length: bool = False) -> float:
         """Relative error to reckon with: what nine of ten held-out predictions are within, in the worst case that was
-        held out; as much again for each doubling of the measured ranks."""
+        held out; as much again for each doubling of the measured ranks. one_length: of options whose rows do not show
+        how their time grows; the largest held-out error is theirs."""
         errors = [e for e in self.errors if e.what.startswith("training step" if of_steps else "attention")]
-        widest = max((e.of_most for e in errors), default=math.inf)
+        widest = max((e.largest if one_length else e.of_most for e in errors), default=math.inf)
         return widest * (1 + max(0.0, math.log2(ranks / self.ranks)))
 
 

@@ -427,11 +427,15 @@ def test_an_answer_of_one_length_says_that_its_error_is_that_of_other_options(fi
     found = candidates.candidates(fit_of_all, qwen, cluster)
     one = [each for each in found if not projection.has_several_lengths(each.rests_on)]
     several = [each for each in found if projection.has_several_lengths(each.rests_on)]
-    said = "These options have one length: the error is that of others."
+    said = "These options have one length: the error is the largest of others."
     assert said in advice.advice(one, cluster)[2]
     assert said not in advice.advice(several, cluster)[2]
     assert "other options: these have one length" in advice.evidence(one)
     assert one[0].as_json()["relative_error_is_of_other_options"] is True
+    largest = max(e.largest for e in fit_of_all.errors if e.what.startswith("training step"))
+    for each in one:
+        assert each.band == fit_of_all.band(True, each.config.sp_size, one_length=True) >= largest
+        assert each.band > fit_of_all.band(True, each.config.sp_size)
     unknown = [replace(each, band=float("inf")) for each in one]
     assert "+-? " in advice.advice(unknown, cluster)[2]
     assert said not in advice.advice(unknown, cluster)[2]
