@@ -40,7 +40,7 @@ def project(
     model: Annotated[str, typer.Option(help="A file of conf/model")] = "qwen3_8b",
     gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs, powers of two")] = "8,64,512,4096",
     seq_len: Annotated[str, typer.Option(metavar="N,N", help="Lengths in tokens")] = "131072,1048576",
-    recompute: Annotated[str, typer.Option(help="What is recomputed: full, selective, ..., or any")] = "full",
+    recompute: Annotated[str, typer.Option(help="What is recomputed: any, full, selective, ...")] = "any",
     kernel: Kernel = None,
     hardware: Hardware = "h200",
     gpus_per_node: Node = 8,

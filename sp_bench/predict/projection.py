@@ -32,6 +32,7 @@ from sp_bench.analysis.identifiers import CHECKPOINT_OFFLOAD, KERNEL, OF_STEP, O
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
 from sp_bench.config.method import MethodConfig
+from sp_bench.config.options import BY_PATH
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
@@ -45,8 +46,9 @@ from sp_bench.costs.attention import (
     ring_traffic,
     ulysses_traffic,
 )
-from sp_bench.formats import counted
-from sp_bench.rows.names import config_values, group_of
+from sp_bench.formats import GIB, counted
+from sp_bench.hardware import device_bytes, peak_flops
+from sp_bench.rows.names import group_of
 
 METHODS = {  # with the primitives that move its tensors
     "single": (),
@@ -303,8 +305,8 @@ def _step_amounts(config: TrialConfig) -> dict[str, float]:
 
 
 def step_options(config: TrialConfig) -> StepOptions:
-    values = config_values(config)
-    return tuple(values[path] for path in SPEED)
+    options = [BY_PATH[path] for path in SPEED]
+    return tuple(each.old_rows if (value := each.value(config)) is None else value for each in options)
 
 
 def with_options(config: TrialConfig, options: StepOptions) -> TrialConfig:
