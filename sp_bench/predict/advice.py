@@ -70,7 +70,7 @@ def advice(
         by = ", by the fit" if best.one_rank else ""
         alone = _named(side_by_side, [], best, same, 2) if cluster.gpus > 2 else _on_one_gpu(side_by_side, best)
         lines.append(f"Sequences side by side{by}: {alone}")
-    return [*lines, f"Measure it: sp-bench run {' '.join(best.overrides)}"]
+    return [*lines, _how_to_measure(best)]
 
 
 def _held(best: Candidate, cluster: Cluster) -> str:
@@ -169,6 +169,16 @@ def _other_options(each: Candidate, best: Candidate) -> str:
     pairs = zip(SPEED, step_options(each.config), step_options(best.config), strict=True)
     differ = [words.of_step(path, value) for path, value, of_best in pairs if value != of_best]
     return ", ".join(differ) if all(differ) else in_words(step_options(each.config))
+
+
+def _how_to_measure(best: Candidate) -> str:
+    words = " ".join(best.overrides)
+    if best.num_nodes == 1:
+        return f"Measure it (hardware= as yours is): sp-bench run {words}"
+    return (
+        f"Measure it on {best.num_nodes} hosts (hardware= as yours is; docs/CLUSTER.md): sp-bench submit {words} "
+        "--cluster mine"
+    )
 
 
 def _rests_on(best: Candidate) -> str:
