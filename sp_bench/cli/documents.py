@@ -98,7 +98,7 @@ LONGEST: tuple[Column[Longest], ...] = (
     Column("method", lambda of: words.METHODS[of.config.method.name]),
     Column("GPUs", lambda of: of.config.sp_size),
     Column("in host memory", lambda of: ", ".join(_offloaded(of.config)) or "nothing"),
-    Column("longest, predicted", lambda of: of.config.seq_len // 1000, "{:,}K".format),
+    Column("longest, predicted", lambda of: of.config.seq_len, whole),
     Column("GiB of all hosts", lambda of: host_gib((), of.config) or None, "{:,.0f}".format),
     Column("one rank: fits, does not", lambda of: ", ".join(whole(end.asked["seq_len"]) for end in of.ends) or None),
 )
@@ -205,9 +205,9 @@ def published_ladder(cells: Sequence[Cell]) -> str:
     ]
     for n, (rung, (tokens, gb)) in enumerate(PUBLISHED.items()):
         ours = Search(replace(searches[n].config, model=searches[-1].config.model))
-        longest = ours.guess(device_bytes("H200"), None, None) // 1000
-        of_model = f"{memory.peak(ours.at(tokens)).bytes / GIB:.0f} | {longest:,}K"
-        lines.append(f"| {rung} | {tokens // 1000:,}K | {gb:.0f} | {of_model} | {measured[n]} | {measured[n + 4]} |")
+        longest = ours.guess(device_bytes("H200"), None, None)
+        of_model = f"{memory.peak(ours.at(tokens)).bytes / GIB:.0f} | {whole(longest)}"
+        lines.append(f"| {rung} | {whole(tokens)} | {gb:.0f} | {of_model} | {measured[n]} | {measured[n + 4]} |")
     return "\n".join(lines)
 
 

@@ -154,7 +154,7 @@ def _ways(fitted: Any, fit: Any, asked: Sequence[tuple[Any, Any]], kept: Sequenc
 def advise(
     model: Annotated[str, typer.Option(help="A file of conf/model")],
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs, a power of two")],
-    seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sequence")],
+    seq_len: Annotated[str, typer.Option(metavar="N", help="Tokens of a sequence")],
     folders: Rows = None,
     kernel: Kernel = None,
     hardware: Hardware = "h200",
@@ -192,7 +192,9 @@ def advise(
     error, steps = fitted.one_rank_error, fitted.one_rank
     try:
         attention = kernel or fit.fastest_kernel
-        (config,) = _steps(model, hardware, attention, fit.fabric, str(seq_len), config_dir)
+        config, *others = _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
+        if others:
+            raise ConfigError(f"--seq-len {shown(seq_len)}: give one length; `sp-bench project` takes several")
         found = candidates.candidates(fit, config, cluster)
         if measure:
             if error is None:
