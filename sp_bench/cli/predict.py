@@ -107,7 +107,6 @@ def _map(fit: Any, kernel: str, gpus_per_node: int) -> str:
 
     return "\n\n".join([
         decision_map.decision_map(fit, kernel, gpus_per_node),
-        f"Bold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.",
         decision_map.evidence_of_map(fit, kernel),
         advice.errors(fit, terminal_width()),
         advice.ASSUMPTIONS,
