@@ -28,7 +28,8 @@ Node = Annotated[int, typer.Option(min=1, help="GPUs of a node")]
 Network = Annotated[float, typer.Option(min=0.1, metavar="GIB/S", help="Of one GPU to other nodes; 45: 400 Gbit/s")]
 
 MemoryGib = Annotated[
-    float | None, typer.Option(min=1, metavar="GIB", help="Of one GPU; default: that of the hardware's rows")
+    float | None,
+    typer.Option(min=1, metavar="GIB", help="Of one GPU, 79.2 of an H100; default: that of the hardware's rows"),
 ]
 
 _TAKES = {"--map": frozenset({"--kernel", "--hardware", "--gpus-per-node"})}  # what it reads, beside campaigns
@@ -257,8 +258,7 @@ def _fitted(folders: Sequence[Path] | None, hardware: str) -> Any:
         if hardware not in found.fits:
             raise ConfigError(
                 f"speeds of hardware={hardware} cannot be predicted: the committed rows have too few of it; "
-                f"{' and '.join(sorted(found.fits))} {'have' if len(found.fits) > 1 else 'has'} them: --hardware "
-                f"{min(found.fits)} --memory GIB says what fits into a GPU with that much memory; or name campaigns"
+                f"{projection.instead(hardware, sorted(found.fits))}; or name campaigns"
             )
         return found
     campaigns = named_campaigns(folders)

@@ -361,7 +361,7 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     if not _several_ranks(attention):
         raise NotProjectable(
             f"speeds of hardware={hardware} cannot be predicted: that takes rows of attention, forward and backward, "
-            f"on several GPUs, and of workload=collective on as many; {_with_rows(cells)}"
+            f"on several GPUs, and of workload=collective on as many; {_with_rows(cells, hardware)}"
         )
     ranks = max(k.cell.asked["sp_size"] for k in attention)
     fastest = _fastest(speeds, ranks)
@@ -384,7 +384,7 @@ def _several_ranks(attention: Sequence[Known]) -> bool:
     return any(known.cell.asked["sp_size"] > 1 for known in attention)
 
 
-def _with_rows(cells: Sequence[Cell]) -> str:
+def _with_rows(cells: Sequence[Cell], hardware: str) -> str:
     """The way out for a device that has too few rows."""
     devices = sorted({cell.asked["hardware"] for cell in cells})
     enough = []
@@ -393,11 +393,18 @@ def _with_rows(cells: Sequence[Cell]) -> str:
         known = [k for c in cells if (k := _known(c, device, "attention", speeds)) is not None]
         of_gpus = any(capacity_gib(k.cell) is not None for k in known)
         enough += [device] if of_gpus and _several_ranks(known) else []
-    if not enough:
-        return "no hardware has them here; name campaigns that have them"
+    return instead(hardware, enough) if enough else "no hardware has them here; name campaigns that have them"
+
+
+def instead(hardware: str, known: Sequence[str]) -> str:
+    """The way out for a device with too few rows: the speeds of a device that has enough, with its own memory."""
+    gpu, other = (f"{name.upper()} SXM" for name in (hardware, known[0]))
+    memory, peak = device_bytes(gpu), peak_flops(gpu, "bfloat16")
+    alike = ", and computes alike by its data sheet" if peak and peak == peak_flops(other, "bfloat16") else ""
     return (
-        f"{' and '.join(enough)} {'have' if len(enough) > 1 else 'has'} them: --hardware {enough[0]} --memory GIB says "
-        f"what fits into a GPU with that much memory, with the speeds of {enough[0]}"
+        f"{' and '.join(known)} {'have' if len(known) > 1 else 'has'} them{alike}: --hardware {known[0]} --memory "
+        f"{f'{memory / GIB:.1f}' if memory else 'GIB'} says what fits into a GPU with that much memory, with the "
+        f"speeds of {known[0]}"
     )
 
 

@@ -205,7 +205,7 @@ def test_the_map_refuses_what_it_would_ignore(capfd, words, ignored):
         (("--gpus", "12"), "--gpus 12: use powers of two"),
         (("--gpus", "8", "--model", "qwen9"), "qwen9"),
         (("--gpus", "8", "--kernel", "math"), "kernel=math has no rows here; use one of cudnn"),
-        (("--gpus", "8", "--hardware", "b200"), "speeds of hardware=b200 cannot be predicted"),
+        (("--gpus", "8", "--hardware", "b200"), "h200 has them: --hardware h200 --memory GIB says what fits"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(capfd, words, told):
@@ -219,7 +219,7 @@ def test_hardware_with_rows_of_one_gpu_alone_is_told_whose_rows_do_and_how_to_gi
     words = ["--model", "qwen3_4b", "--gpus", "8", "--seq-len", "65536"]
     told = refusal(capfd, "advise", *rows, *words, "--hardware", "h100")
     assert "speeds of hardware=h100 cannot be predicted" in told
-    assert "; h200 has them: --hardware h200 --memory GIB" in told
+    assert "; h200 has them, and computes alike by its data sheet: --hardware h200 --memory 79.2 says" in told
     code, out, _ = console(capfd, "advise", *rows, *words, "--hardware", "h200", "--memory", "79.2")
     assert code == 0
     assert " GiB that tensors can take of 79.2 a GPU" in out
