@@ -362,6 +362,24 @@ def test_a_step_that_waits_for_the_host_is_in_no_advice():
     assert fitted.one_rank_steps(waiting) == ()
 
 
+def test_a_step_in_fp8_or_of_another_engine_is_in_no_advice():
+    """A step of Ulysses in FP8 once stood for one in bf16, 1.08x ahead of the ring's."""
+    cells = [cell for cell in committed() if cell.rows[0]["folder"] == "h200x1_one_rank_fp8"]
+    in_fp8 = {cell.options["workload.linear_dtype"] for cell in cells} - {"model"}
+    assert in_fp8 == {"float8_tensorwise"}
+    (ulysses, ring) = sorted(fitted.one_rank_steps(cells), key=lambda step: step.step_ms)
+    assert (ulysses.method, ring.method) == ("ulysses", "ring")
+    assert ring.step_ms == pytest.approx(ulysses.step_ms, rel=0.03)
+    of_transformers = {"engine": {"name": "hf_fsdp2", "optimizer_offload": None}}
+    others = [
+        dict(of_row) | {"config": json.dumps(json.loads(of_row["config"]) | of_transformers)}
+        for cell in cells
+        for of_row in cell.rows
+    ]
+    assert all(cell.config and cell.config.engine.name == "hf_fsdp2" for cell in cells_of(others))
+    assert fitted.one_rank_steps(cells_of(others)) == ()
+
+
 def test_a_link_models_a_network_that_carries_as_much_and_no_other():
     links = [parse(LinkConfig, overrides.conf_file(f"link/{name}")) for name in overrides.choices("link")]
     for network, link in ((45.0, "nodes_400g"), (23.0, "nodes_200g")):
