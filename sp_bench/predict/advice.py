@@ -172,11 +172,11 @@ def _other_options(each: Candidate, best: Candidate) -> str:
 
 
 def _how_to_measure(best: Candidate) -> str:
-    words = " ".join(best.overrides)
+    made = " ".join(best.overrides)
     if best.num_nodes == 1:
-        return f"Measure it (hardware= as yours is): sp-bench run {words}"
+        return f"Measure it (hardware= as yours is): sp-bench run {made}"
     return (
-        f"Measure it on {best.num_nodes} hosts (hardware= as yours is; docs/CLUSTER.md): sp-bench submit {words} "
+        f"Measure it on {best.num_nodes} hosts (hardware= as yours is; docs/CLUSTER.md): sp-bench submit {made} "
         "--cluster mine"
     )
 
@@ -212,7 +212,7 @@ def table(found: Sequence[Candidate], width: int | None = None) -> str:
             _share(each.band),
             f"{each.tokens_per_s_per_gpu:,.0f}",
             f"{each.peak_bytes / GIB:,.1f}",
-            "one real rank" if each.one_rank else "extrapolated" if each.extrapolated else "",
+            ("one real rank" if each.one_rank else "extrapolated" if each.extrapolated else "") + _on_host(each),
         )
         for each in found
     ]

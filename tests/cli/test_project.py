@@ -138,6 +138,14 @@ def test_a_projection_has_the_ways_of_advice_unless_told_what_to_recompute(capfd
     assert advised["step_ms"] == projected["step_ms"]
 
 
+def test_a_projection_says_how_much_host_memory_is_needed(capfd):
+    code, out, _ = console(capfd, "project", "--model", "qwen3_8b", "--gpus", "8", "--seq-len", "1048576")
+    assert code == 0
+    offloaded = [line for line in out.splitlines() if "1,048,576" in line and "checkpoints offloaded" in line]
+    assert offloaded
+    assert all(re.search(r", and [\d,]+ GiB of each host's memory$", line.rstrip()) for line in offloaded)
+
+
 def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
     words = ("project", *ROWS, "--model", "qwen3_4b", "--gpus", "4,64", "--seq-len", "65536")
     code, out, errors = console(capfd, *words)
