@@ -133,6 +133,12 @@ def nccl_gib(_: Sequence[Cell]) -> str:
     return f"{min(found):.1f} to {max(found):.1f}"
 
 
+def outside_gib(_: Sequence[Cell]) -> str:
+    """GiB outside torch's allocator on a rank of a host of 8, from a gather's to an exchange's."""
+    found = [nccl.outside_bytes(nccl.counts(degree, 8, sends=False)) / GIB for degree in (1, 8)]
+    return f"{found[0]:.1f} to {found[1]:.1f}"
+
+
 def policies(
     _: Sequence[Cell], of: projection.Fit, lengths: str, gpus: int
 ) -> dict[tuple[str, int | None], streams.Policy]:
@@ -199,9 +205,9 @@ def published_ladder(cells: Sequence[Cell]) -> str:
     ]
     for n, (rung, (tokens, gb)) in enumerate(PUBLISHED.items()):
         ours = Search(replace(searches[n].config, model=searches[-1].config.model))
-        longest = ours.guess(device_bytes("H200"), None, None) // 1000
-        of_model = f"{memory.peak(ours.at(tokens)).bytes / GIB:.0f} | {longest:,}K"
-        lines.append(f"| {rung} | {tokens // 1000:,}K | {gb:.0f} | {of_model} | {measured[n]} | {measured[n + 4]} |")
+        longest = ours.guess(device_bytes("H200"), None, None)
+        of_model = f"{memory.peak(ours.at(tokens)).bytes / GIB:.0f} | {whole(longest)}"
+        lines.append(f"| {rung} | {whole(tokens)} | {gb:.0f} | {of_model} | {measured[n]} | {measured[n + 4]} |")
     return "\n".join(lines)
 
 
@@ -209,7 +215,7 @@ HELPERS = {
     each.__name__: each
     for each in (
         *(fit, num_longer, decision_map, longest_projected, host_gib, peaks),
-        *(longest_as_one_rank, one_rank_peaks, nccl_gib),
+        *(longest_as_one_rank, one_rank_peaks, nccl_gib, outside_gib),
         *(policies, policies_of_kernels, padded_over_unpadded, published_ladder),
     )
 }

@@ -28,7 +28,8 @@ Node = Annotated[int, typer.Option(min=1, help="GPUs of a node")]
 Network = Annotated[float, typer.Option(min=0.1, metavar="GIB/S", help="Of one GPU to other nodes; 45: 400 Gbit/s")]
 
 MemoryGib = Annotated[
-    float | None, typer.Option(min=1, metavar="GIB", help="Of one GPU; default: that of the hardware's rows")
+    float | None,
+    typer.Option(min=1, metavar="GIB", help="Of one GPU, 79.2 of an H100; default: that of the hardware's rows"),
 ]
 
 _TAKES = {"--map": frozenset({"--kernel", "--hardware", "--gpus-per-node"})}  # what it reads, beside campaigns
@@ -40,7 +41,7 @@ def project(
     model: Annotated[str, typer.Option(help="A file of conf/model")] = "qwen3_8b",
     gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs, powers of two")] = "8,64,512,4096",
     seq_len: Annotated[str, typer.Option(metavar="N,N", help="Lengths in tokens")] = "131072,1048576",
-    recompute: Annotated[str, typer.Option(help="What is recomputed: full, selective, ..., or any")] = "full",
+    recompute: Annotated[str, typer.Option(help="What is recomputed: any, full, selective, ...")] = "any",
     kernel: Kernel = None,
     hardware: Hardware = "h200",
     gpus_per_node: Node = 8,
@@ -107,7 +108,6 @@ def _map(fit: Any, kernel: str, gpus_per_node: int) -> str:
 
     return "\n\n".join([
         decision_map.decision_map(fit, kernel, gpus_per_node),
-        f"Bold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.",
         decision_map.evidence_of_map(fit, kernel),
         advice.errors(fit, terminal_width()),
         advice.ASSUMPTIONS,
@@ -154,7 +154,7 @@ def _ways(fitted: Any, fit: Any, asked: Sequence[tuple[Any, Any]], kept: Sequenc
 def advise(
     model: Annotated[str, typer.Option(help="A file of conf/model")],
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs, a power of two")],
-    seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sequence")],
+    seq_len: Annotated[str, typer.Option(metavar="N", help="Tokens of a sequence")],
     folders: Rows = None,
     kernel: Kernel = None,
     hardware: Hardware = "h200",
@@ -172,8 +172,9 @@ def advise(
 
     sp-bench advise --model qwen3_8b --gpus 16 --seq-len 262144
 
-    Where rows of one real rank have such a step, they say it; elsewhere the rates that were fitted to measured rows.
-    Times within the error of each other are a tie. On a machine with a GPU:
+    Where rows of one real rank have such a step, they say it, unless the rates that were fitted to measured rows have a
+    faster way; elsewhere those rates. Times within the error of each other are not told apart. What needs host memory
+    is used where nothing else fits. On a machine with a GPU:
 
         sp-bench advise --model qwen3_8b --gpus 64 --seq-len 1048576 --measure
 
@@ -191,7 +192,9 @@ def advise(
     error, steps = fitted.one_rank_error, fitted.one_rank
     try:
         attention = kernel or fit.fastest_kernel
-        (config,) = _steps(model, hardware, attention, fit.fabric, str(seq_len), config_dir)
+        config, *others = _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
+        if others:
+            raise ConfigError(f"--seq-len {shown(seq_len)}: give one length; `sp-bench project` takes several")
         found = candidates.candidates(fit, config, cluster)
         if measure:
             if error is None:
@@ -205,7 +208,9 @@ def advise(
         why = "fewer than two methods that ran fit in its memory and can be compared"
         print(f"sp-bench: --measure: {why}; by the fit:", file=sys.stderr)
     if as_json:
-        print(json.dumps([each.as_json(price) for each in [*ones, *candidates.best_and_others(found)]], indent=1))
+        fits = candidates.best_and_others(found)
+        ways = [*ones, *fits] if candidates.recommended(found, ones).one_rank else [*fits, *ones]
+        print(json.dumps([each.as_json(price) for each in ways], indent=1))
     else:
         print("\n".join(advice.advice(found, cluster, ones, price)))
 
@@ -253,8 +258,7 @@ def _fitted(folders: Sequence[Path] | None, hardware: str) -> Any:
         if hardware not in found.fits:
             raise ConfigError(
                 f"speeds of hardware={hardware} cannot be predicted: the committed rows have too few of it; "
-                f"{' and '.join(sorted(found.fits))} {'have' if len(found.fits) > 1 else 'has'} them: --hardware "
-                f"{min(found.fits)} --memory GIB says what fits into a GPU with that much memory; or name campaigns"
+                f"{projection.instead(hardware, sorted(found.fits))}; or name campaigns"
             )
         return found
     campaigns = named_campaigns(folders)

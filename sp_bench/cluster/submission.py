@@ -98,8 +98,9 @@ class Planned:
     def words(self) -> list[str]:
         """A line per pack, and the GPU-hours of all."""
         lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
-        hours = f"{counted(len(self.packs), 'pack')}, {packs.hours_text(self.packs, self.slowest_s, self.price)}"
-        return [*lines, *self.notes, hours]
+        on_gpus = packs.gpu_hours(self.packs) > 0
+        hours = packs.hours_text(self.packs, self.slowest_s, self.price) if on_gpus else "no GPU-hours"
+        return [*lines, *self.notes, f"{counted(len(self.packs), 'pack')}, {hours}"]
 
     def as_json(self) -> dict[str, Any]:
         described = [{**_as_json(pack), "estimate_s": pack.estimate_s} for pack in self.packs]

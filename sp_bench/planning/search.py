@@ -29,10 +29,6 @@ FIRST_STEPS = (0.87, 3.0)
 # of a host's free memory, for each rank: its process, and the driver, compilers and files in memory. In three searches
 # what fitted left 5.6 to 6.9 GiB a rank of what was free before, and what did not 3.6 to 4.9
 OUTSIDE_ON_HOST_BYTES = 6 * 2**30
-# hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.77
-# to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.89 to 0.99, and what did not
-# would have taken 0.95 to 1.08, in 36; on one GPU, without NCCL's memory, 1.02 and 1.04
-TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, without a better guess
 # of a training step: a text may begin with equal bytes, a line of `#`, over which dQ and dK are 0 whatever is computed
 SHORTEST_STEP_TOKENS = 256
@@ -103,8 +99,7 @@ class Search:
         modelled = memory.unmodelled_reason(config) is None and config.hardware.device != "cpu"
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
-        outside = nccl.outside_bytes(closed_forms.outside_allocator(config))
-        room = (min(known) - outside) * TENSORS_SHARE[config.hardware.allocator]
+        room = nccl.usable_bytes(min(known), closed_forms.outside_allocator(config), config.hardware.allocator)
         host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES
         return self._longest(
             lambda tried: memory.peak(tried).bytes <= room and memory.held_on_host_bytes(tried) <= host

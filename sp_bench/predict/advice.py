@@ -6,10 +6,22 @@ import math
 from collections.abc import Sequence
 
 from sp_bench.analysis import words
+from sp_bench.costs import nccl
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, cost_text, counted, number, span, text_table, whole
-from sp_bench.predict.candidates import ALWAYS, Candidate, Cluster, campaigns, is_over_all, preferred
-from sp_bench.predict.projection import Basis, Fit, has_several_lengths, in_words, step_options
+from sp_bench.predict.candidates import (
+    ALLOCATOR,
+    ALWAYS,
+    Candidate,
+    Cluster,
+    by_fit,
+    campaigns,
+    error_of_two,
+    is_over_all,
+    recommended,
+    ties,
+)
+from sp_bench.predict.projection import SPEED, Basis, Fit, has_several_lengths, in_words, step_options
 
 ASSUMPTIONS = (
     "Each group of P GPUs trains on one sequence of its own, and all GPUs share the parameters (fsdp2). Ulysses groups "
@@ -21,75 +33,109 @@ ASSUMPTIONS = (
 def advice(
     found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidate] = (), price: float | None = None
 ) -> list[str]:
-    """What to use, what it needs, how fast, what a million tokens take, Ulysses, the ring and the all-gather over all
-    GPUs and side by side, and how to measure it.
+    """What to use, what it needs, how fast, what a million tokens take, what may be faster, each method over all GPUs
+    and side by side, and how to measure it.
 
-    ones: of `as_one_rank`. They say which method, where one sequence over all GPUs is what to use; whether it is says
-    the fit, since times of two kinds are not compared.
+    ones: of `as_one_rank`.
     """
-    best = preferred(found)
+    best = recommended(found, ones)
     over_all = [each for each in found if is_over_all(each, cluster)]
-    if ones and over_all and _ties(best, over_all[0]):
-        best = ones[0]
     group = (
         ones if best.one_rank else [each for each in found if is_over_all(each, cluster) == is_over_all(best, cluster)]
     )
     tied = [
-        each
-        for each in _of_each(group, best).values()
-        if each.config.method != best.config.method and _ties(each, best)
+        each for each in _of_each(group, best).values() if each.config.method != best.config.method and ties(each, best)
     ]
-    tie = (
-        f" (a tie with {words.listed_words([words.METHODS[each.config.method.name] for each in tied])})" if tied else ""
-    )
+    named = words.listed_words([words.METHODS[each.config.method.name] for each in tied])
+    tie = f", {named} {_not_told_apart(max(error_of_two(each, best) for each in tied))}" if tied else ""
     beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
     beyond = " (extrapolated)" if best.extrapolated else ""
-    held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
+    evidence = "its peak as one real rank" if best.one_rank else _evidence_of_peak(best.peak_errors)
     lines = [
         f"Use {best.named(' GPUs')}{tie}{beside}, with {in_words(step_options(best.config))}.",
-        f"Memory: {held}; {'its peak as one real rank' if best.one_rank else _evidence_of_peak(best.peak_errors)}.",
+        f"Memory: {_held(best, cluster)}; {evidence}.",
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, a million tokens in "
         f"{number(best.gpu_hours)} {cost_text(best.gpu_hours, price)}, "
         f"+-{_share(best.band)}{beyond}; {_rests_on(best)}",
+        *_faster(found, best),
     ]
     if cluster.gpus > 1:
-        lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ones or over_all, over_all, best, cluster.gpus)}")
+        same = by_fit(best, found)
+        ways = ones if best.one_rank else over_all
+        lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ways, over_all, best, same, cluster.gpus)}")
+        if ones and not best.one_rank:
+            ran = [f"{_beside(each, best)} (+-{_share(each.band)})" for each in ones]
+            lines.append(f"As one real rank: {'; '.join(ran)}.")
         side_by_side = [each for each in found if not is_over_all(each, cluster)]
         by = ", by the fit" if best.one_rank else ""
-        alone = _named(side_by_side, [], best, 2) if cluster.gpus > 2 else _on_one_gpu(side_by_side, best)
+        alone = _named(side_by_side, [], best, same, 2) if cluster.gpus > 2 else _on_one_gpu(side_by_side, best)
         lines.append(f"Sequences side by side{by}: {alone}")
-    return [*lines, f"Measure it: sp-bench run {' '.join(best.overrides)}"]
+    return [*lines, _how_to_measure(best)]
 
 
-def _ties(a: Candidate, b: Candidate) -> bool:
-    """Within the error of either; with an unknown one nothing ties."""
-    error = max(band for each in (a, b) if math.isfinite(band := each.band)) if math.isfinite(a.band + b.band) else 0.0
-    return abs(a.tokens_per_s_per_gpu / b.tokens_per_s_per_gpu - 1) <= error
+def _held(best: Candidate, cluster: Cluster) -> str:
+    """71.6 of 73.7 GiB that tensors can take of a GPU of 79.2 (...): tight."""
+    taken, usable = best.peak_bytes, best.usable_bytes
+    tight = ": tight" if taken > nccl.TIGHT / nccl.TENSORS_SHARE[ALLOCATOR] * usable else ""
+    return (
+        f"{taken / GIB:,.1f} of {usable / GIB:,.1f} GiB that tensors can take of {cluster.memory_gib:,.1f} a GPU "
+        f"(CUDA's context, NCCL and fragments take the rest){tight}{_on_host(best)}"
+    )
+
+
+def _on_host(each: Candidate) -> str:
+    return f", and {each.host_bytes / GIB:,.0f} GiB of each host's memory" if each.host_bytes else ""
+
+
+def _faster(found: Sequence[Candidate], best: Candidate) -> list[str]:
+    """The fastest way by the fit, if it is ahead of `best` by more than the fit's errors, or needs host memory."""
+    fastest, same = found[0], by_fit(best, found)
+    ahead = fastest.tokens_per_s_per_gpu / same.tokens_per_s_per_gpu
+    if ahead <= 1 + (same.band if fastest.host_bytes else error_of_two(fastest, same)):
+        return []
+    equal = [each for each in found if step_options(each.config) == step_options(fastest.config)]
+    there = [each for each in equal if each.config.sp_size == best.config.sp_size and ties(each, fastest)]
+    way = (there or equal)[0]
+    return [
+        f"Faster by the fit: {way.named(' GPUs')}, with {_other_options(way, best)}: {number(way.ms / 1e3)} s, "
+        f"{way.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, +-{_share(way.band)}; {way.peak_bytes / GIB:,.1f} GiB a GPU"
+        f"{_on_host(way)}; it rests on {_evidence(way.rests_on)}."
+    ]
+
+
+def _not_told_apart(error: float) -> str:
+    return f"not told apart (+-{_share(error)})"
 
 
 def _of_each(ways: Sequence[Candidate], best: Candidate) -> dict[str, Candidate]:
-    """Each method of ALWAYS at its fastest, with the options of `best` where it has them."""
-    found = {}
-    for method in ALWAYS:
+    """Each method of ALWAYS at its fastest, with the options of `best` where it has them; and USP where a sequence
+    leaves a host, since it can be ahead of all there."""
+    found, gpus_per_node = {}, best.config.world_size // best.num_nodes
+    for method in (*ALWAYS, "usp"):
         here = [each for each in ways if each.config.method.name == method]
+        here = [each for each in here if method != "usp" or each.config.sp_size > gpus_per_node]
         same = [each for each in here if step_options(each.config) == step_options(best.config)]
+        on_device = [each for each in here if not each.host_bytes]
         if here:
-            found[method] = max(same or here, key=lambda each: each.tokens_per_s_per_gpu)
+            found[method] = max(same or on_device or here, key=lambda each: each.tokens_per_s_per_gpu)
     return found
 
 
-def _named(ways: Sequence[Candidate], others: Sequence[Candidate], best: Candidate, sp_size: int) -> str:
-    """Each method of ALWAYS by `ways`; those without any by `others`, which are of the fit. sp_size: the fewest GPUs of
-    a sequence."""
+def _named(
+    ways: Sequence[Candidate], fitted: Sequence[Candidate], best: Candidate, same: Candidate, sp_size: int
+) -> str:
+    """Each method by `ways`; those without any by `fitted`, with the fit's time of `same`, the way that `best` is.
+    sp_size: the fewest GPUs of a sequence."""
     shape = best.config.attention_shape(best.config.seq_len)
     splits = head_split_reason(shape, sp_size, "sp_size", "ulysses") is None
-    here, fitted = _of_each(ways, best), _of_each(others, best)
+    here, of_fit = _of_each(ways, best), _of_each(fitted, best)
     parts = []
-    for method in ALWAYS:
+    for method in (*ALWAYS, *({"usp"} & {*here, *of_fit})):
         if method in here:
             parts.append(_beside(here[method], best))
-        elif method in fitted:
-            parts.append(f"{_beside(fitted[method], best)}, by the fit")
+        elif method in of_fit:
+            there = f"{words.METHODS[same.config.method.name]} at {number(same.ms / 1e3)} s"
+            parts.append(f"{_beside(of_fit[method], best)}, by the fit, which has {there}")
         elif method == "ulysses" and not splits:
             parts.append(f"Ulysses cannot split {shape.num_heads} heads over {sp_size} GPUs")
         else:
@@ -104,15 +150,35 @@ def _on_one_gpu(ways: Sequence[Candidate], best: Candidate) -> str:
 
 
 def _beside(each: Candidate, best: Candidate) -> str:
-    """Ulysses 5.10 s, 38.9 GiB, a tie."""
-    name = words.METHODS[each.config.method.name] if each.config.dp_shard_size == 1 else each.named()
-    parts = [f"{name}: {number(each.ms / 1e3)} s", f"{each.peak_bytes / GIB:,.1f} GiB"]
+    """Ulysses: 5.18 s, 38.9 GiB, not told apart (+-4%)."""
+    plain = each.config.dp_shard_size == 1 and each.config.method.name != "usp"
+    name = words.METHODS[each.config.method.name] if plain else each.named()
+    on_host = f" and {each.host_bytes / GIB:,.0f} on each host" if each.host_bytes else ""
+    parts = [f"{name}: {number(each.ms / 1e3)} s", f"{each.peak_bytes / GIB:,.1f} GiB{on_host}"]
     if step_options(each.config) != step_options(best.config):
-        parts.append(f"with {in_words(step_options(each.config))}")
+        parts.append(f"with {_other_options(each, best)}")
     if (each.one_rank is None) == (best.one_rank is None) and each != best:  # times of two kinds are not compared
-        ratio = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu
-        parts.append("a tie" if _ties(each, best) else f"{ratio:.2f}x the time a token")
+        slower = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu
+        ratio = f"{slower:.2f}x the time a token" if slower > 1 else f"{1 / slower:.2f}x the tokens/s"
+        parts.append(_not_told_apart(error_of_two(each, best)) if ties(each, best) else ratio)
     return ", ".join(parts)
+
+
+def _other_options(each: Candidate, best: Candidate) -> str:
+    """The options in which a way differs from `best`; all of them, where one that differs is not set."""
+    pairs = zip(SPEED, step_options(each.config), step_options(best.config), strict=True)
+    differ = [words.of_step(path, value) for path, value, of_best in pairs if value != of_best]
+    return ", ".join(differ) if all(differ) else in_words(step_options(each.config))
+
+
+def _how_to_measure(best: Candidate) -> str:
+    made = " ".join(best.overrides)
+    if best.num_nodes == 1:
+        return f"Measure it (hardware= as yours is): sp-bench run {made}"
+    return (
+        f"Measure it on {best.num_nodes} hosts (hardware= as yours is; docs/CLUSTER.md): sp-bench submit {made} "
+        "--cluster mine"
+    )
 
 
 def _rests_on(best: Candidate) -> str:
@@ -126,7 +192,7 @@ def _rests_on(best: Candidate) -> str:
 def _error_of(best: Candidate) -> str:
     if has_several_lengths(best.rests_on) or not math.isfinite(best.band):
         return ""
-    return "These options have one length: the error is that of others."
+    return "These options have one length: the error is the largest of others."
 
 
 def _share(band: float) -> str:
@@ -146,7 +212,7 @@ def table(found: Sequence[Candidate], width: int | None = None) -> str:
             _share(each.band),
             f"{each.tokens_per_s_per_gpu:,.0f}",
             f"{each.peak_bytes / GIB:,.1f}",
-            "one real rank" if each.one_rank else "extrapolated" if each.extrapolated else "",
+            ("one real rank" if each.one_rank else "extrapolated" if each.extrapolated else "") + _on_host(each),
         )
         for each in found
     ]

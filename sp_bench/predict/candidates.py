@@ -12,11 +12,12 @@ from sp_bench.config.machine import LinkConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs import memory, training
+from sp_bench.costs import memory, nccl, training
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, whole
 from sp_bench.predict.fitted import OneRankStep, network_gib_per_s
 from sp_bench.predict.projection import (
+    METHODS,
     SPEED,
     Basis,
     Fit,
@@ -35,7 +36,7 @@ from sp_bench.rows.names import short_name
 
 # What keeps most first: it computes least again.
 CHECKPOINTING = ("none", "selective_mlp", "selective", "selective_output", "full")
-SPARE = 0.95  # of a device's memory: the context, NCCL and what an allocator cannot use take the rest
+ALLOCATOR = "expandable_segments"  # of all ways; torch's own leaves more in pieces, and less fits
 
 
 class NothingFits(NotProjectable):
@@ -50,6 +51,7 @@ class Candidate:
     degrees: tuple[int, int]  # (ulysses, ring)
     ms: float
     peak_bytes: float
+    usable_bytes: float  # of a GPU's memory, by tensors
     band: float  # relative error of `ms` to reckon with
     extrapolated: bool  # from fewer ranks, or over a network; never where one rank of as many ran
     num_nodes: int
@@ -84,6 +86,7 @@ class Candidate:
             f"model={config.model.name}",
             f"kernel={config.kernel.name}",
             f"hardware={config.hardware.name}",
+            f"hardware.allocator={ALLOCATOR}",
             f"fabric={config.fabric.name if self.num_nodes == 1 else 'network'}",
             *([f"num_nodes={self.num_nodes}"] if self.num_nodes > 1 else []),
             f"method={config.method.name}",
@@ -94,6 +97,11 @@ class Candidate:
             *(f"{path}={_given(value)}" for path, value in zip(SPEED[1:], step_options(config)[1:], strict=True)),
         ]
         return [*made, *([f"method.ulysses_degree={self.degrees[0]}"] if config.method.name == "usp" else [])]
+
+    @property
+    def host_bytes(self) -> float:
+        """Memory of each host that its ranks fill with what is offloaded, by the memory model."""
+        return memory.held_on_host_bytes(self.config) / self.num_nodes
 
     @property
     def gpu_hours(self) -> float:
@@ -121,6 +129,8 @@ class Candidate:
             "gpu_hours_per_million_tokens": self.gpu_hours,
             "cost_per_million_tokens": None if price is None else price * self.gpu_hours,
             "peak_allocated_bytes": self.peak_bytes,
+            "usable_bytes": self.usable_bytes,
+            "host_bytes": self.host_bytes,
             "extrapolated": self.extrapolated,
             "overrides": self.overrides,
         }
@@ -158,15 +168,14 @@ def candidates(
         for each, degrees in _ways(with_options(config, options), cluster)
         if each.method.name in fit.methods
     ]
-    limit = SPARE * cluster.memory_gib * GIB
-    fitting = [each for each in made if each.peak_bytes <= limit]
+    fitting = [each for each in made if each.peak_bytes <= each.usable_bytes]
     if not fitting:
         least = min(made, key=lambda each: each.peak_bytes)
         raise NothingFits(
             f"nothing fits: {config.model.name} at {whole(config.seq_len)} tokens on {cluster.gpus} GPUs needs "
             f"{least.peak_bytes / GIB:,.1f} GiB a GPU at least ({least.method}, "
-            f"{in_words(step_options(least.config))}), and {limit / GIB:,.1f} of "
-            f"{cluster.memory_gib:,.1f} GiB can be used; use more GPUs or a shorter sequence"
+            f"{in_words(step_options(least.config))}), and tensors can take "
+            f"{least.usable_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB; use more GPUs or a shorter sequence"
         )
     return sorted(fitting, key=lambda each: -each.tokens_per_s_per_gpu)
 
@@ -186,14 +195,37 @@ def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
 
 def preferred(found: Sequence[Candidate]) -> Candidate:
     """The recommended way: among those that tie with the fastest within its error, the one whose options were measured
-    in most cells, then the fastest.
+    in most cells, then the fastest. Of ways that need host memory only where there are no others, since nobody says how
+    much of it there is.
 
     found: the most tokens/s first.
     """
-    fastest = found[0]
+    usable = [each for each in found if not each.host_bytes] or found
+    fastest = usable[0]
     error = fastest.band if math.isfinite(fastest.band) else 0.0  # an unknown error makes no tie
-    tied = [each for each in found if fastest.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu - 1 <= error]
+    tied = [each for each in usable if fastest.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu - 1 <= error]
     return max(tied, key=lambda each: len(each.rests_on))
+
+
+def recommended(found: Sequence[Candidate], ones: Sequence[Candidate]) -> Candidate:
+    """The first of `ones`, of `as_one_rank`, where the fit, which knows all ways, prefers none that is faster than the
+    same way by more than the errors; else what the fit prefers. Times of two kinds are not compared."""
+    best = preferred(found)
+    return ones[0] if ones and ties(best, by_fit(ones[0], found)) else best
+
+
+def by_fit(each: Candidate, found: Sequence[Candidate]) -> Candidate:
+    """The same way, as the fit predicts it."""
+    return next(way for way in found if (way.config, way.degrees) == (each.config, each.degrees))
+
+
+def error_of_two(a: Candidate, b: Candidate) -> float:
+    """The larger error; 0 where one is not known."""
+    return max(a.band, b.band) if math.isfinite(a.band + b.band) else 0.0
+
+
+def ties(a: Candidate, b: Candidate) -> bool:
+    return abs(a.tokens_per_s_per_gpu / b.tokens_per_s_per_gpu - 1) <= error_of_two(a, b)
 
 
 def best_and_others(found: Sequence[Candidate]) -> list[Candidate]:
@@ -250,21 +282,30 @@ def works_of(config: TrialConfig, degrees: tuple[int, int], links: Links) -> dic
     }
 
 
+def _outside_allocator(config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> nccl.Held:
+    """What of NCCL's a rank has, as methods.closed_forms says of a trial."""
+    ulysses, ring = degrees
+    sends = ring > 1 and "send_recv" in METHODS[config.method.name]
+    return nccl.counts(ulysses, min(cluster.gpus, cluster.gpus_per_node), sends=sends)
+
+
 def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> Candidate:
     links = links_of(fit, cluster)
     works = works_of(config, degrees, links)
     parameters = links.ms(training.sharding_traffic(config), 1, cluster.gpus)
     ms = max(step_ms(config, works, fit.rates), sum(parameters.values()))
+    rests_on = fit.steps[step_options(config)]
     over_network = config.sp_size > cluster.gpus_per_node  # then there are several nodes
     return Candidate(
         config,
         degrees,
         ms,
         memory.peak(config).bytes,
-        fit.band(True, max(config.sp_size, 1)),
+        nccl.usable_bytes(cluster.memory_gib * GIB, _outside_allocator(config, degrees, cluster), ALLOCATOR),
+        fit.band(True, config.sp_size, one_length=not has_several_lengths(rests_on)),
         over_network or config.world_size > fit.ranks,
         math.ceil(cluster.gpus / cluster.gpus_per_node),
-        fit.steps[step_options(config)],
+        rests_on,
         fit.peak_errors[step_options(config)],
     )
 
@@ -277,21 +318,25 @@ def as_one_rank(
     found: Sequence[Candidate], steps: Sequence[OneRankStep], error: float, cluster: Cluster
 ) -> list[Candidate]:
     """The ways to train one sequence over all GPUs that rows of one real rank have, with their times and peaks: of
-    the options that most methods have. None of fewer than two methods, which would compare nothing.
+    the options that most methods have. None of one method alone, which would compare nothing, unless no other fits.
 
     error: relative, of such times. Most tokens/s first.
     """
     by_options: dict[StepOptions, dict[str, Candidate]] = {}
     for each in found:
         for step in steps if is_over_all(each, cluster) else ():
-            if _is_of(step, each, cluster) and step.peak_gib <= SPARE * cluster.memory_gib:
+            if _is_of(step, each, cluster) and step.peak_gib * GIB <= each.usable_bytes:
                 band = error if each.num_nodes == 1 else max(error, each.band)  # it was held on NVLink alone
                 made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=band)
                 made = replace(made, extrapolated=False, one_rank=step)
                 here = by_options.setdefault(step.options, {})
                 here[step.method] = min(here.get(step.method, made), made, key=lambda one: one.ms)
-    best = max(by_options.values(), key=lambda here: (len(here), -min(one.ms for one in here.values())), default={})
-    return sorted(best.values(), key=lambda one: one.ms) if len(best) > 1 else []
+    if not by_options:
+        return []
+    options, best = max(by_options.items(), key=lambda item: (len(item[1]), -min(one.ms for one in item[1].values())))
+    alike = [each for each in found if is_over_all(each, cluster) and step_options(each.config) == options]
+    others = {each.config.method.name for each in alike} & {*ALWAYS} - best.keys()
+    return sorted(best.values(), key=lambda one: one.ms) if len(best) > 1 or not others else []
 
 
 def _is_of(step: OneRankStep, each: Candidate, cluster: Cluster) -> bool:
@@ -348,7 +393,7 @@ def to_measure(found: Sequence[Candidate], cluster: Cluster, link: str) -> list[
             layers = ["model.num_layers=2,4"] if each.ms > 1e3 * MOST_S else []
             once = ["workload.warmup_steps=0", "workload.timed_steps=1", "workload.single_step=true"]
             few = ["workload.warmup_steps=1", "workload.timed_steps=3"]
-            one = ["world=one_rank", f"link={link}", "isolation=group", "hardware.allocator=expandable_segments"]
+            one = ["world=one_rank", f"link={link}", "isolation=group"]
             runs.append([*each.overrides, *one, *layers, *(once if layers else few)])
     return runs
 

@@ -4,7 +4,7 @@ from tabulate import tabulate
 
 from sp_bench.analysis import words
 from sp_bench.config.shape import AttentionShape
-from sp_bench.formats import GIB, counted, span, whole
+from sp_bench.formats import GIB, MISSING, counted, span, whole
 from sp_bench.predict.candidates import able_methods, campaigns, require_kernel
 from sp_bench.predict.projection import Fit, Links, attention_work
 
@@ -15,8 +15,8 @@ MAP_NETWORKS = (None, 50.0, 25.0, 10.0)  # GiB/s of a GPU to other nodes; None: 
 
 
 def decision_map(fit: Fit, kernel: str, gpus_per_node: int) -> str:
-    """The fastest method of attention, by heads, tokens a GPU, network and ranks; in bold with its lead over the next
-    method where that is beyond the error."""
+    """The fastest method of attention, by heads, tokens a GPU, network and ranks, with its lead over the next method; a
+    dash where that is within the error. Lines of dashes alone are left out, and counted below the table."""
     require_kernel(fit, kernel)
     heads = ("heads", "tokens a GPU", "to other nodes", *(f"{ranks} GPUs" for ranks in MAP_RANKS))
     lines = []
@@ -29,11 +29,16 @@ def decision_map(fit: Fit, kernel: str, gpus_per_node: int) -> str:
                     shape = AttentionShape(1, tokens * ranks, num_heads, num_kv_heads, 128, True, "bfloat16")
                     row.append(_fastest(fit, kernel, shape, ranks, links, gpus_per_node))
                 lines.append(row)
-    return tabulate(lines, heads, disable_numparse=True, tablefmt="pipe")
+    apart = [row for row in lines if {*row[-len(MAP_RANKS) :]} != {MISSING}]
+    table = f"{tabulate(apart, heads, disable_numparse=True, tablefmt='pipe')}\n\n" if apart else ""
+    return (
+        f"{table}A dash: no method is ahead of the next by more than {fit.band(False, 1):.0%}, the error to reckon "
+        f"with. {len(lines) - len(apart)} of {len(lines)} lines have dashes alone and are left out."
+    )
 
 
 def _fastest(fit: Fit, kernel: str, shape: AttentionShape, ranks: int, links: Links, node: int) -> str:
-    """`**ring** 1.20x`: the fastest method over `ranks`, `node` of them on each node; bold if its lead is beyond the
+    """`ring 1.20x`: the fastest method over `ranks`, `node` of them on each node; a dash if its lead is within the
     error."""
     times = {
         (method.name, degrees): fit.rates.attention_ms(attention_work(method, kernel, shape, degrees, links))
@@ -44,7 +49,7 @@ def _fastest(fit: Fit, kernel: str, shape: AttentionShape, ranks: int, links: Li
     (name, (ulysses, ring)), ms = ranked[0]
     other = next((each for (method, _), each in ranked if method != name), ms)
     shown = f"USP {ulysses}x{ring}" if name == "usp" else words.METHODS[name]
-    return f"**{shown}** {other / ms:.2f}x" if other / ms > 1 + fit.band(False, 1) else shown
+    return f"{shown} {other / ms:.2f}x" if other / ms > 1 + fit.band(False, 1) else MISSING
 
 
 def evidence_of_map(fit: Fit, kernel: str) -> str:

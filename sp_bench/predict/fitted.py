@@ -154,12 +154,15 @@ def _is_step(cell: Cell) -> bool:
 
 
 def _step(cell: Cell, line: OverDepth | None) -> OneRankStep | None:
-    """None without a peak, of several sequences, or with options that this version lacks."""
+    """None without a peak, of several sequences, of another engine, with products in FP8, or with options that this
+    version lacks."""
     peak = line.peak_gib if line else memory_gib(cell)
     step_ms = line.step_ms if line else cell.median_step_ms
     if (config := cell.config) is None or peak is None or step_ms is None:
         return None
     if config.world_size != config.sp_size or config.num_sequences != 1:
+        return None
+    if (config.engine.name, config.workload.linear_dtype) != ("fsdp2", "model"):
         return None
     ring = cell.asked["ring_degree"] or 1
     return OneRankStep(

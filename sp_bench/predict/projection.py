@@ -32,6 +32,7 @@ from sp_bench.analysis.identifiers import CHECKPOINT_OFFLOAD, KERNEL, OF_STEP, O
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
 from sp_bench.config.method import MethodConfig
+from sp_bench.config.options import BY_PATH
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
@@ -45,8 +46,9 @@ from sp_bench.costs.attention import (
     ring_traffic,
     ulysses_traffic,
 )
-from sp_bench.formats import counted
-from sp_bench.rows.names import config_values, group_of
+from sp_bench.formats import GIB, counted
+from sp_bench.hardware import device_bytes, peak_flops
+from sp_bench.rows.names import group_of
 
 METHODS = {  # with the primitives that move its tensors
     "single": (),
@@ -234,11 +236,12 @@ class Fit:
         sent = {name for name, primitives in METHODS.items() if self.inside.keys() >= set(primitives)}
         return [name for name in METHODS if name in sent and f"blocks {name}" in self.rates.attention]
 
-    def band(self, of_steps: bool, ranks: int) -> float:
+    def band(self, of_steps: bool, ranks: int, *, one_length: bool = False) -> float:
         """Relative error to reckon with: what nine of ten held-out predictions are within, in the worst case that was
-        held out; as much again for each doubling of the measured ranks."""
+        held out; as much again for each doubling of the measured ranks. one_length: of options whose rows do not show
+        how their time grows; the largest held-out error is theirs."""
         errors = [e for e in self.errors if e.what.startswith("training step" if of_steps else "attention")]
-        widest = max((e.of_most for e in errors), default=math.inf)
+        widest = max((e.largest if one_length else e.of_most for e in errors), default=math.inf)
         return widest * (1 + max(0.0, math.log2(ranks / self.ranks)))
 
 
@@ -302,8 +305,8 @@ def _step_amounts(config: TrialConfig) -> dict[str, float]:
 
 
 def step_options(config: TrialConfig) -> StepOptions:
-    values = config_values(config)
-    return tuple(values[path] for path in SPEED)
+    options = [BY_PATH[path] for path in SPEED]
+    return tuple(each.old_rows if (value := each.value(config)) is None else value for each in options)
 
 
 def with_options(config: TrialConfig, options: StepOptions) -> TrialConfig:
@@ -358,7 +361,7 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     if not _several_ranks(attention):
         raise NotProjectable(
             f"speeds of hardware={hardware} cannot be predicted: that takes rows of attention, forward and backward, "
-            f"on several GPUs, and of workload=collective on as many; {_with_rows(cells)}"
+            f"on several GPUs, and of workload=collective on as many; {_with_rows(cells, hardware)}"
         )
     ranks = max(k.cell.asked["sp_size"] for k in attention)
     fastest = _fastest(speeds, ranks)
@@ -381,7 +384,7 @@ def _several_ranks(attention: Sequence[Known]) -> bool:
     return any(known.cell.asked["sp_size"] > 1 for known in attention)
 
 
-def _with_rows(cells: Sequence[Cell]) -> str:
+def _with_rows(cells: Sequence[Cell], hardware: str) -> str:
     """The way out for a device that has too few rows."""
     devices = sorted({cell.asked["hardware"] for cell in cells})
     enough = []
@@ -390,11 +393,18 @@ def _with_rows(cells: Sequence[Cell]) -> str:
         known = [k for c in cells if (k := _known(c, device, "attention", speeds)) is not None]
         of_gpus = any(capacity_gib(k.cell) is not None for k in known)
         enough += [device] if of_gpus and _several_ranks(known) else []
-    if not enough:
-        return "no hardware has them here; name campaigns that have them"
+    return instead(hardware, enough) if enough else "no hardware has them here; name campaigns that have them"
+
+
+def instead(hardware: str, known: Sequence[str]) -> str:
+    """The way out for a device with too few rows: the speeds of a device that has enough, with its own memory."""
+    gpu, other = (f"{name.upper()} SXM" for name in (hardware, known[0]))
+    memory, peak = device_bytes(gpu), peak_flops(gpu, "bfloat16")
+    alike = ", and computes alike by its data sheet" if peak and peak == peak_flops(other, "bfloat16") else ""
     return (
-        f"{' and '.join(enough)} {'have' if len(enough) > 1 else 'has'} them: --hardware {enough[0]} --memory GIB says "
-        f"what fits into a GPU with that much memory, with the speeds of {enough[0]}"
+        f"{' and '.join(known)} {'have' if len(known) > 1 else 'has'} them{alike}: --hardware {known[0]} --memory "
+        f"{f'{memory / GIB:.1f}' if memory else 'GIB'} says what fits into a GPU with that much memory, with the "
+        f"speeds of {known[0]}"
     )
 
 

@@ -96,7 +96,7 @@ def in_a_terminal(folder: Path, *words: str) -> str:
     ("words", "record"),
     [
         (("methods",), "method: ulysses; library: sp_bench; moves: all_to_all; kernels: all;"),
-        (("project", "--gpus", "16", "--seq-len", "262144"), "GPUs: 16; tokens: 262,144; method: ring over 2;"),
+        (("project", "--gpus", "16", "--seq-len", "262144"), "GPUs: 16; tokens: 262,144; method: ring over 4;"),
     ],
 )
 def test_a_table_that_is_wider_than_the_terminal_is_a_record_a_line_and_breaks_no_word(tmp_path, words, record):

@@ -1,6 +1,7 @@
 """`sp-bench project` and `advise`, over committed campaigns."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -18,11 +19,12 @@ def test_advice_names_three_methods_both_ways_and_its_last_line_runs(capfd):
     code, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "8", "--seq-len", "65536")
     lines = out.splitlines()
     assert code == 0
-    begins = ["Use ", "Memory: ", "Step: ", "One sequence over 8 GPUs: ", "Sequences side by side: ", "Measure it: "]
+    begins = ["Use ", "Memory: ", "Step: ", "One sequence over 8 GPUs: ", "Sequences side by side: ", "Measure it "]
     assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=True)] == begins
     for line in lines[3:5]:
         assert all(method in line for method in ("Ulysses", "ring", "all-gather")), line
     words = lines[-1].partition("sp-bench run ")[2].split()
+    assert "hardware.allocator=expandable_segments" in words
     code, out, _ = console(capfd, "plan", *words)
     assert code == 0
     assert "qwen3_4b" in out
@@ -35,8 +37,7 @@ def test_without_campaigns_it_answers_from_what_the_version_was_released_with(ca
     code, out, _ = console(capfd, "advise", "--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536")
     assert code == 0
     assert "one real rank of 4, messages as nvlink (h200x1_one_rank_held)" in out.splitlines()[2]
-    assert "all-gather" in out.splitlines()[3]
-    assert "by the fit" in out.splitlines()[3]
+    assert re.search(r"One sequence over 4 GPUs: .*all-gather: .* by the fit, which has ", out)
     assert "FlashAttention-4" in out.splitlines()[0]  # the fastest kernel that rows have
     code, out, _ = console(capfd, "advise", "--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536", "--json")
     kinds = {each["evidence"] for each in json.loads(out)}
@@ -96,8 +97,53 @@ def test_a_price_is_positive(capfd, words):
 
 def test_advice_for_two_nodes_is_measured_on_two_nodes(capfd):
     _, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "16", "--seq-len", "65536")
-    words = out.splitlines()[-1].split()
-    assert {"engine=fsdp2", "num_nodes=2", "fabric=network", "dtype=bfloat16"} <= set(words)
+    told, _, words = out.splitlines()[-1].partition("sp-bench submit ")
+    assert told.startswith("Measure it on 2 hosts ")
+    assert {"engine=fsdp2", "num_nodes=2", "fabric=network", "dtype=bfloat16"} <= set(words.split())
+    assert words.endswith(" --cluster mine")
+    assert "; USP over 16 " in out.splitlines()[-3]
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "told"),
+    [
+        ("128K", "seq_len='128K' must be a whole number in plain digits: 131072"),
+        ("4096,8192", "--seq-len 4096,8192: give one length"),
+    ],
+)
+def test_advice_is_about_one_length_in_plain_digits(capfd, seq_len, told):
+    assert told in refusal(capfd, "advise", "--model", "qwen3_4b", "--gpus", "4", "--seq-len", seq_len)
+
+
+def test_less_memory_makes_no_faster_answer_that_more_did_not_name(capfd):
+    """The second needs the host; the first, which fits without, says that it would be faster."""
+    words = ["advise", "--model", "qwen3_8b", "--gpus", "8", "--seq-len", "1048576", "--memory"]
+    _, out, _ = console(capfd, *words, "79.2")
+    assert re.search(r"^Memory: .* GiB that tensors can take of 79\.2 a GPU ", out.splitlines()[1])
+    faster = re.search(r"Faster by the fit: .* ([\d,]+) tokens/s a GPU, .*, and ([\d,]+) GiB of each host's", out)
+    assert faster
+    _, out, _ = console(capfd, *words, "60")
+    assert f" {faster[1]} tokens/s a GPU" in out.splitlines()[2]
+    assert f", and {faster[2]} GiB of each host's memory; " in out.splitlines()[1]
+    assert "Faster by the fit" not in out
+
+
+def test_a_projection_has_the_ways_of_advice_unless_told_what_to_recompute(capfd):
+    asked = ["--model", "qwen3_8b", "--gpus", "8", "--seq-len", "131072", "--json"]
+    advised, projected, full = [
+        json.loads(console(capfd, *words, *asked)[1])[0]
+        for words in (["advise"], ["project"], ["project", "--recompute", "full"])
+    ]
+    assert advised["overrides"] == projected["overrides"] != full["overrides"]
+    assert advised["step_ms"] == projected["step_ms"]
+
+
+def test_a_projection_says_how_much_host_memory_is_needed(capfd):
+    code, out, _ = console(capfd, "project", "--model", "qwen3_8b", "--gpus", "8", "--seq-len", "1048576")
+    assert code == 0
+    offloaded = [line for line in out.splitlines() if "1,048,576" in line and "checkpoints offloaded" in line]
+    assert offloaded
+    assert all(re.search(r", and [\d,]+ GiB of each host's memory$", line.rstrip()) for line in offloaded)
 
 
 def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
@@ -167,7 +213,7 @@ def test_the_map_refuses_what_it_would_ignore(capfd, words, ignored):
         (("--gpus", "12"), "--gpus 12: use powers of two"),
         (("--gpus", "8", "--model", "qwen9"), "qwen9"),
         (("--gpus", "8", "--kernel", "math"), "kernel=math has no rows here; use one of cudnn"),
-        (("--gpus", "8", "--hardware", "b200"), "speeds of hardware=b200 cannot be predicted"),
+        (("--gpus", "8", "--hardware", "b200"), "h200 has them: --hardware h200 --memory GIB says what fits"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(capfd, words, told):
@@ -181,10 +227,10 @@ def test_hardware_with_rows_of_one_gpu_alone_is_told_whose_rows_do_and_how_to_gi
     words = ["--model", "qwen3_4b", "--gpus", "8", "--seq-len", "65536"]
     told = refusal(capfd, "advise", *rows, *words, "--hardware", "h100")
     assert "speeds of hardware=h100 cannot be predicted" in told
-    assert "; h200 has them: --hardware h200 --memory GIB" in told
+    assert "; h200 has them, and computes alike by its data sheet: --hardware h200 --memory 79.2 says" in told
     code, out, _ = console(capfd, "advise", *rows, *words, "--hardware", "h200", "--memory", "79.2")
     assert code == 0
-    assert " of 79.2 GiB a GPU" in out
+    assert " GiB that tensors can take of 79.2 a GPU" in out
     assert "no hardware has them here" in refusal(capfd, "advise", rows[-1], *words, "--hardware", "h100")
 
 

@@ -268,6 +268,8 @@ def test_a_plan_for_a_cluster_has_the_packs_and_gpu_hours_of_its_submission(clus
     code, out, _ = console(capfd, "plan", *words, "--cluster", "slurm", "--json")
     told = json.loads(out)
     assert [(pack["num_nodes"], pack["gpus_per_node"]) for pack in told["packs"]] == [(1, 2), (2, 1)] * 2
+    _, out, _ = console(capfd, "plan", "sp_size=2", "--cluster", "slurm")  # on CPUs
+    assert out.splitlines()[-2] == "1 pack, no GPU-hours"
     assert f"at most {told['gpu_hours']:.1f} GPU-hours" in hours
     assert not (cluster / "results").exists()
     assert not (cluster / "asked").exists()
