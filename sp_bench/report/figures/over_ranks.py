@@ -84,6 +84,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
                 data.append({"link": link, "num_nodes": hosts, **about(cell), "tflops_per_gpu": speed,
                              "over_fastest": place[1], HOST_BOUND: waits, "trial_ids": trial_ids(cell)})  # fmt: skip
         places_axis(axis, labels)
+        axis.set_xlabel("GPUs, hosts, TFLOP/s of the fastest")
         plain_log(axis, [*ratios, max(ratios) ** 1.12])  # with room for the highest label
         named = f", {words.option('link.name', link)}" if several_links else ""
         axis.set_title(wrapped_title(f"{where}\n{tokens(length)} tokens{named}", look, len(axes)), loc="left")
