@@ -247,4 +247,4 @@ def _hosts(cell: Cell) -> str:
     """8 hosts of 1 GPU, 400 Gbit/s a GPU."""
     hosts = cell.options["num_nodes"]
     each = counted(cell.asked["world_size"] // hosts, "GPU")
-    return f"{counted(hosts, 'host')} of {each}, {words.link(cell)} a GPU"
+    return f"{counted(hosts, 'host')} of {each}, {words.link(cell)}"
