@@ -56,7 +56,7 @@ def check_right_steps(rank: int, configs: list[TrialConfig]) -> None:
         mine, sequences = job(config), text.sequences(0, config.num_sequences, config.seq_len)
         found = timed_step.run_shorter(config, sequences, mine.mesh, mine.device).columns
         assert found["fall_error"] <= found["fall_budget"] / 3, (config, found)
-        assert found["fall_budget"] <= 2 * full_depth.FALL_TOLERANCE, (config, found)
+        assert found["fall_budget"] <= 3 * full_depth.FALL_TOLERANCE, (config, found)
         assert found["full_update_error"]["error"] <= 2.7, (config, found)
 
 
