@@ -100,6 +100,7 @@ HAS_A_REASON = {
         "report/figures/windows.py",
         "report/figures/style.py",
         "report/figures/traffic.py",
+        "report/setup_table.py",  # in which processes rows ran
         "report/held_tables.py",  # the hosts and layers of a line
         "report/figures/plans.py",  # of drawn documents
         *("report/figures/__init__.py", "report/figures/states.py"),  # a figure has the name of what it draws
