@@ -97,7 +97,9 @@ def test_the_estimated_peak_of_a_training_step_is_within_1_percent_of_every_comm
         in_fewer = row["fit"] and row["counted_attention_flops"] < training.attention_flops(config, config.seq_len)
         if in_fewer and row["folder"] == "h200x4_longest":  # it ran in the last layer alone, which is not its peak
             predicted = peak.last_layer
-        error = 0.01 if config.workload.linear_dtype == "model" else 0.02  # of rounded copies that stay for a while
+        # FP8: of rounded copies that stay for a while. Delta layers: rows of code that held their inputs to the end.
+        is_wider = config.workload.linear_dtype != "model" or "delta" in config.model.kinds
+        error = 0.02 if is_wider else 0.01
         assert predicted == pytest.approx(min(cell.memory_bytes), rel=error), (cell.options, peak)
 
 
