@@ -54,7 +54,7 @@ def longest_projected(_: Sequence[Cell]) -> list[list[TrialConfig]]:
 
 
 def host_gib(_: Sequence[Cell], config: TrialConfig) -> float:
-    """What all ranks of a step hold in host memory, by the memory model."""
+    """What a step holds in the memory of each host, by the memory model."""
     return memory.held_on_host_bytes(config) / GIB
 
 
@@ -99,7 +99,7 @@ LONGEST: tuple[Column[Longest], ...] = (
     Column("GPUs", lambda of: of.config.sp_size),
     Column("in host memory", lambda of: ", ".join(_offloaded(of.config)) or "nothing"),
     Column("tokens, predicted", lambda of: of.config.seq_len, whole),
-    Column("GiB of all hosts", lambda of: host_gib((), of.config) or None, "{:,.0f}".format),
+    Column("GiB of a host", lambda of: host_gib((), of.config) or None, "{:,.0f}".format),
     Column("as one rank: fit, do not", lambda of: ", ".join(whole(end.asked["seq_len"]) for end in of.ends) or None),
 )
 

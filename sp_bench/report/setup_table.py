@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 
 from sp_bench.analysis.cells import Cell
 from sp_bench.formats import whole
+from sp_bench.report.table import Column, unpadded
 
-HEADS = ("GPU", "driver", "CUDA", "cuDNN", "NCCL", "torch", "rows")
+HEADS = ("GPU", "driver", "CUDA", "cuDNN", "NCCL", "torch")
+COLUMNS = (*(Column(head, itemgetter(n)) for n, head in enumerate(HEADS)), Column("rows", itemgetter(-1), whole))
 
 
 def markdown(cells: Sequence[Cell]) -> str:
@@ -22,10 +25,8 @@ def markdown(cells: Sequence[Cell]) -> str:
             warm += cell.options["isolation"] == "group"
             if cell.asked["kernel"] == "flash_attn_4":
                 kernels[packages["flash-attn-4"]] += 1
-    table = [f"| {' | '.join((*of, whole(size)))} |" for of, size in lines.most_common()]
     versions = " and ".join(f"{name} in {whole(size)} rows" for name, size in sorted(kernels.items()))
-    return "\n".join((
-        f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}", *table, "",
-        f"FlashAttention-4 is {versions}. {whole(warm)} of {whole(lines.total())} rows ran in processes that had run "
-        "other trials (`isolation=group`).",
-    ))  # fmt: skip
+    return (
+        f"{unpadded(COLUMNS, [(*of, size) for of, size in lines.most_common()])}\n\nFlashAttention-4 is {versions}. "
+        f"{whole(warm)} of {whole(lines.total())} rows are of processes that run many trials (`isolation=group`)."
+    )

@@ -31,7 +31,7 @@ from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.shape import AttentionShape
 from sp_bench.costs.attention import OF_METHODS
 from sp_bench.formats import GIB, MISSING, counted, whole
-from sp_bench.report import answers, campaigns, figures, held_tables, setup_table
+from sp_bench.report import answers, campaigns, held_tables, setup_table
 from sp_bench.report.findings import findings
 from sp_bench.report.published import beside_one_rank
 
@@ -110,7 +110,6 @@ class Rows:
             "cells",
             "pair",
             "longest",
-            "caption",
             "grid",
             "results",
             "code_changes",
@@ -182,16 +181,6 @@ class Rows:
             raise _Refused(f"{campaign} has {counted(len(found), 'bracket')} of {method} with {asked}")
         ends = found[0].largest_ok, found[0].smallest_oom
         return Bracket(*(end.asked["seq_len"] for end in ends if end))
-
-    def caption(self, campaign: str, figure: str, **asked: Any) -> str:
-        """The caption of a figure of a campaign's cells with these values, as `report --only` writes it."""
-        self.cells(campaign)
-        shown = [each for each in self.campaigns[campaign] if _is_asked(each, asked)]
-        drawings = figures.draw(settings(shown), shown, only=[figure.partition("-")[0]])
-        captions = {drawing.stem: drawing.caption for drawing in drawings}
-        if figure not in captions:
-            raise _Refused(f"{campaign} has no figure {figure}, but {', '.join(captions) or 'none'}")
-        return formats.escape_markdown(captions[figure])
 
     def grid(self, results: str, at_least: int = 0, brief: bool = False) -> str:
         """Ulysses or the ring, as a table, and under it what it is over. results, brief: see `answers.markdown`."""

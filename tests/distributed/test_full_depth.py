@@ -44,7 +44,7 @@ def cases(engine: str = "fsdp2") -> list[TrialConfig]:
         of(ULYSSES, 2, model=ODD, seq_len=99, batch_size=2),
         of(ZIGZAG, 2, dtype="float64", loss_tile_tokens=7, mlp_tile_tokens=7, activation_checkpointing="full"),
         of(ULYSSES, 2, activation_checkpointing="selective_output", checkpoint_offload=True),
-        of(SINGLE, 1, dp_replicate_size=2, masked_label_share=0.5),
+        of(SINGLE, 1, dp_replicate_size=2, masked_label_share=0.25),
         of(ULYSSES, 2, packing="fixed", document_len=24),
     ]
     return shared + (ours if engine == "fsdp2" else [])
@@ -56,7 +56,7 @@ def check_right_steps(rank: int, configs: list[TrialConfig]) -> None:
         mine, sequences = job(config), text.sequences(0, config.num_sequences, config.seq_len)
         found = timed_step.run_shorter(config, sequences, mine.mesh, mine.device).columns
         assert found["fall_error"] <= found["fall_budget"] / 3, (config, found)
-        assert found["fall_budget"] <= 3 * full_depth.FALL_TOLERANCE, (config, found)
+        assert found["fall_budget"] <= 2 * full_depth.FALL_TOLERANCE, (config, found)
         assert found["full_update_error"]["error"] <= 2.7, (config, found)
 
 

@@ -235,6 +235,7 @@ MORE: list[Cell] = [
 ]
 # gloo's reduce-scatter copies all that it sends, so not where gradients matter
 ON_TWO_RANKS = [PEAKS[0], ("first_layer", replace(WIDE_MLP, num_layers=2), 2048, {})]
+BY_HEADS: list[Cell] = [("first_layer", replace(SMALL, num_layers=2), 2048, {})]  # a ring merges its blocks by more here
 
 
 def peaking(method: MethodConfig, model: ModelConfig, seq_len: int, options: dict[str, Any]) -> TrialConfig:
@@ -268,6 +269,7 @@ def check_all(rank: int, world_size: int) -> None:
     else:  # no attention peaks here, so that methods differ by what layers keep
         check_kept_with_states(rank)
         check_peaks(rank, 2, ON_TWO_RANKS, [MethodConfig("ulysses"), RING])
+        check_peaks(rank, 2, BY_HEADS, [MethodConfig("ulysses")])
 
 
 @pytest.mark.parametrize("world_size", METHODS)

@@ -85,9 +85,7 @@ def test_a_template_names_its_cells_and_refuses_what_is_no_longer_so(tmp_path: P
 
     assert page('{{ pair("mine", "ring", "ulysses") }}, {{ ms(cell("mine", "ring")) }} ms') == "1.20x, 12 ms"
     assert page('{{ require(pair("mine", "ring", "ulysses").ratio > 1, "the ring is slower") }}') == ""
-    assert page('{{ caption("mine", "bytes") }}').startswith("Bytes a rank sends for attention, by head shape.")
     for text, reason in (
-        ('{{ caption("mine", "ranks") }}', "mine has no figure ranks, but none"),
         ('\n{{ require(false, "the ring is faster") }}', "line 2: no longer so: the ring is faster"),
         ('{{ cell("mine", "usp") }}', "line 1: mine has 0 cells of usp"),
         ('{{ cell("yours", "usp") }}', "campaign yours is not among the folders"),
