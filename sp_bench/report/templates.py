@@ -23,6 +23,7 @@ from sp_bench.analysis.grid import grid
 from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.limits import limits
 from sp_bench.analysis.metrics import memory_gib
+from sp_bench.analysis.over_depth import at_full_depth
 from sp_bench.analysis.ratios import times
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import APART, Difference, Setting, settings
@@ -108,6 +109,7 @@ class Rows:
             "measured",
             "cell",
             "cells",
+            "at_full_depth",
             "pair",
             "longest",
             "grid",
@@ -156,6 +158,11 @@ class Rows:
             rows = select([self.folders[campaign]], executor=self.executor).rows
             self.campaigns[campaign] = cells(of_equal_steps(rows))
         return [each for each in self.campaigns[campaign] if each.ok and _is_asked(each, asked)]
+
+    def at_full_depth(self, campaign: str, **asked: Any) -> list[Cell]:
+        """The same, with all layers of their model: those that ran with few as the line through two depths has them."""
+        self.cells(campaign)
+        return [each for each in at_full_depth(self.campaigns[campaign]) if each.ok and _is_asked(each, asked)]
 
     def cell(self, campaign: str, method: str, **asked: Any) -> Cell:
         """The one measured cell of a campaign that these values name."""
