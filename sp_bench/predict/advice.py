@@ -57,6 +57,7 @@ def advice(
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, a million tokens in "
         f"{number(best.gpu_hours)} {cost_text(best.gpu_hours, price)}, "
         f"+-{_share(best.band)}{beyond}; {_rests_on(best)}",
+        *_of_other_layers(best),
         *_faster(found, best),
     ]
     if cluster.gpus > 1:
@@ -71,6 +72,17 @@ def advice(
         alone = _named(side_by_side, [], best, same, 2) if cluster.gpus > 2 else _on_one_gpu(side_by_side, best)
         lines.append(f"Sequences side by side{by}: {alone}")
     return [*lines, _how_to_measure(best)]
+
+
+def _of_other_layers(best: Candidate) -> list[str]:
+    """What the errors of the fit say nothing of."""
+    others = sorted({*best.config.model.kinds} - {"full"})
+    if not others:
+        return []
+    return [
+        "The fit rests on models whose layers are all full; its errors do not cover layers of kind "
+        f"{words.listed_words(others)}."
+    ]
 
 
 def _held(best: Candidate, cluster: Cluster) -> str:
