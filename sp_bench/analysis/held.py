@@ -14,9 +14,9 @@ from typing import Any
 from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.grades import aged_by
 from sp_bench.analysis.limits import Limit, limits
-from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.ratios import ratio_of_pairs
 from sp_bench.config.machine import NO_DELAY
+from sp_bench.methods.real_rank import real_place
 
 SMALLEST_SIGN = 0.03  # measured differences below this share have no sign to predict
 _OF_WORLD = ("world", "link", "real_rank")
@@ -81,8 +81,9 @@ class Held:
 
     @property
     def peak(self) -> float | None:
-        """Predicted over measured allocated memory."""
-        ones, all_ranks = memory_gib(self.one), memory_gib(self.measured)
+        """Predicted over measured allocated memory of that rank: in a ring others hold more."""
+        place = (self.one.config and real_place(self.one.config)) or 0
+        ones, all_ranks = _allocated(self.one, 0), _allocated(self.measured, place)
         return ones / all_ranks if ones and all_ranks else None
 
     def device(self, what: str) -> tuple[float, float] | None:
@@ -225,6 +226,12 @@ def signs(helds: Sequence[Held], cells: Sequence[Cell]) -> list[Sign]:
             without = ratio_of_pairs(both[0], both[1]) if both[0] and both[1] else None
             found.append(Sign(ulysses, ratio, predicted, without, _is_like_code(ring.one, newest)))
     return found
+
+
+def _allocated(cell: Cell, rank: int) -> float | None:
+    """Bytes; `rank`: of those in the rows. The median over the replicates."""
+    known = [peaks[rank] for row in cell.measured if len(peaks := listed(row["peak_allocated_bytes"])) > rank]
+    return median(known) if known else None
 
 
 def _by_place(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:

@@ -26,10 +26,7 @@ from sp_bench.rows.row import MEASURED
 from sp_bench.rows.schema import SCHEMA
 
 # Samples of every rank and step, which no page shows.
-RAW = (
-    *("rank_step_ms", "compute_only_rank_ms", "host_step_ms", "curve", "grad_norm"),
-    *("peak_allocated_bytes", "peak_host_bytes"),
-)
+RAW = ("rank_step_ms", "compute_only_rank_ms", "host_step_ms", "curve", "grad_norm", "peak_host_bytes")
 COLUMNS = tuple(name for name in SCHEMA.names if name not in RAW)
 # What decides which rows are chosen.
 KEYS = (

@@ -93,7 +93,7 @@ class TrialConfig:
         int | None,
         Declared(
             "world=one_rank: which rank is there; null: the one with the most work; of equals 0, or under a window the "
-            "middle one"
+            "middle one; of a ring with workload.fit the last one, which holds most"
         ),
     ] = None
     link: Annotated[

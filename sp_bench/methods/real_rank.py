@@ -11,11 +11,14 @@ def real_place(config: TrialConfig) -> int | None:
     """The rank of the world that is there; None: all are. By default the one that computes most attention. Of equals
     rank 0, which has a whole shard of parameters that do not divide evenly; under a window the middle one, which both
     receives and sends; of states the last one, which puts the most together, or where a library makes none of the last
-    tokens the one before it."""
+    tokens the one before it. For whether a ring fits, the last one, which holds most: in zigzag order it computes all
+    its queries over half of each other shard's keys (costs/memory/rings.py)."""
     if config.world == "ranks" or config.real_rank is not None:
         return config.real_rank
     if config.model.attention == "gated_delta" or config.method.states:
         return config.world_size - (2 if config.method.name == "fla_context_parallel" else 1)
+    if config.workload.fit and config.method.name in ("ring", "double_ring"):
+        return config.sp_size - 1
     layout = get(config.method.name).layout(config.method, config.sp_size)
     of_kinds = [
         [number * attention_forward_flops(shape) * share for share in shares_of_ranks(layout, shape)]

@@ -44,6 +44,14 @@ def test_a_cell_is_held_against_the_newest_measured_cell_of_its_options_and_besi
     assert found.exposed_ms is None
 
 
+def test_a_peak_is_held_against_that_of_the_same_rank():
+    rows = [one(peak_allocated_bytes=[90]), measured(peak_allocated_bytes=[90, 95, 95, 120])]
+    (found,) = held(cells_of(rows))
+    assert found.peak == 1
+    (of_no_peak,) = held(cells_of([one(), measured(peak_allocated_bytes=[90])]))
+    assert of_no_peak.peak is None
+
+
 def test_a_slow_machine_is_scaled_away_by_the_step_without_messages():
     rows = [
         one(median_ms=9.0, compute_only_step_ms=[8.0], exposed_comm_ms=1.0),

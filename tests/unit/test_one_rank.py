@@ -102,6 +102,7 @@ def test_the_real_rank_is_the_one_with_the_most_work(make_config):
     def place(**changes):
         return real_rank.real_place(make_config(world="one_rank", sp_size=4, seq_len=4096, kernel="math", **changes))
 
+    fit = {"workload": "train_step", "workload__single_step": True, "workload__fit": True, "workload__timed_steps": 1}
     ring, packed = {"method": "ring"}, {"workload__packing": "fixed", "workload__document_len": 1024}
     assert place() == place(**ring) == place(**ring, workload__causal=False, method__layout="contiguous") == 0
     assert place(**ring, method__layout="contiguous") == place(**ring, method__layout="striped") == 3
@@ -112,7 +113,8 @@ def test_the_real_rank_is_the_one_with_the_most_work(make_config):
         SequenceLayout("zigzag", 4), make_config(**ring, seq_len=4096, **packed).documents(4096)
     )
     assert place(**ring, **packed) == pairs.index(max(pairs))
-    assert place(**ring, real_rank=1) == 1
+    assert place(**ring, **fit) == 3  # of equals it holds most
+    assert place(**ring, real_rank=1) == place(**ring, **fit, real_rank=1) == 1
     assert real_rank.real_place(make_config()) is None
 
 
