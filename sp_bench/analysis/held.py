@@ -81,10 +81,18 @@ class Held:
 
     @property
     def peak(self) -> float | None:
-        """Predicted over measured allocated memory of that rank: in a ring others hold more."""
+        """Predicted over measured memory that this rank allocates: in a ring others allocate more. Without what was
+        left there before, where both rows say it."""
         place = (self.one.config and real_place(self.one.config)) or 0
-        ones, all_ranks = _allocated(self.one, 0), _allocated(self.measured, place)
-        return ones / all_ranks if ones and all_ranks else None
+        (one, all_ranks), (left, left_of_all) = (
+            (_of_rank(self.one, column, 0), _of_rank(self.measured, column, place))
+            for column in ("peak_allocated_bytes", "leftover_bytes")
+        )
+        if one is None or all_ranks is None:
+            return None
+        if left is not None and left_of_all is not None:
+            one, all_ranks = one - left, all_ranks - left_of_all
+        return one / all_ranks
 
     def device(self, what: str) -> tuple[float, float] | None:
         """(one rank, all ranks): sm_clock_mhz or power_w under load, the median over ranks and replicates."""
@@ -228,9 +236,9 @@ def signs(helds: Sequence[Held], cells: Sequence[Cell]) -> list[Sign]:
     return found
 
 
-def _allocated(cell: Cell, rank: int) -> float | None:
-    """Bytes; `rank`: of those in the rows. The median over the replicates."""
-    known = [peaks[rank] for row in cell.measured if len(peaks := listed(row["peak_allocated_bytes"])) > rank]
+def _of_rank(cell: Cell, column: str, rank: int) -> float | None:
+    """The value of a rank that is there: the median over the replicates."""
+    known = [values[rank] for row in cell.measured if len(values := listed(row[column])) > rank]
     return median(known) if known else None
 
 

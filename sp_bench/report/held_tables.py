@@ -15,11 +15,11 @@ from sp_bench.report.published import Published, beside_one_rank, steps_like
 from sp_bench.report.table import Column, Table, plain, section
 
 ABOUT_GROUPS = (
-    "Predicted over measured: times, and peaks of the memory that the same rank allocates; medians, with the range. "
-    "Without delay: messages that take no time. Scaled: as if both machines computed as fast, by the step without "
-    "messages, where both measured it, and as it is on the same devices. Kernels, and exposed messages within 30% or "
-    "0.5% of the step: of the one step that was traced. Left out: cells whose measured rows are of older code, whose "
-    "messages overlapped with kernels in another way; cells that wait for the host; and lower bounds."
+    "Predicted over measured: times, and peaks of what the same rank allocates beyond what was there before; medians, "
+    "with the range. Without delay: messages that take no time. Scaled: as if both machines computed as fast, by the "
+    "step without messages, where both measured it, and as it is on the same devices. Kernels, and exposed messages "
+    "within 30% or 0.5% of the step: of the one step that was traced. Left out: cells whose measured rows are of older "
+    "code, whose messages overlapped with kernels in another way; cells that wait for the host; and lower bounds."
 )
 ABOUT_CELLS = (
     "Predicted over measured, beside the newest measured cell of equal options, on the same devices if there is one. "

@@ -44,11 +44,17 @@ def test_a_cell_is_held_against_the_newest_measured_cell_of_its_options_and_besi
     assert found.exposed_ms is None
 
 
+ALL = {"peak_allocated_bytes": [100, 105, 105, 120]}
+
+
 def test_a_peak_is_held_against_that_of_the_same_rank():
-    rows = [one(peak_allocated_bytes=[90]), measured(peak_allocated_bytes=[90, 95, 95, 120])]
-    (found,) = held(cells_of(rows))
+    (found,) = held(cells_of([one(peak_allocated_bytes=[100]), measured(**ALL)]))
     assert found.peak == 1
-    (of_no_peak,) = held(cells_of([one(), measured(peak_allocated_bytes=[90])]))
+    (found,) = held(
+        cells_of([one(peak_allocated_bytes=[90], leftover_bytes=[0]), measured(**ALL, leftover_bytes=[10] * 4)])
+    )
+    assert found.peak == 1
+    (of_no_peak,) = held(cells_of([one(), measured(**ALL)]))
     assert of_no_peak.peak is None
 
 
