@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from sp_bench import handover, hardware, methods, workloads
-from sp_bench.attention import copy_engines, meshes
+from sp_bench.attention import copy_engines
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import nccl
@@ -128,7 +128,7 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     if known and machine not in known:
         print(f"machine {machine} has other devices, drivers or settings than {', '.join(known)}: it proves anew")
     proof = known.get(machine)
-    mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
+    mesh = methods.mesh_of(config)
     job = workloads.Job(config, mesh, device, enter_phase, handover.traces(folder), replicate, proof)
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)

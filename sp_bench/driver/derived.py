@@ -67,7 +67,7 @@ def of_documents(config: TrialConfig) -> Columns:
     """The columns that a pack determines, before anything runs; none without packing."""
     if config.workload.name == "stream" or not (lengths := config.documents(config.seq_len)):
         return {}
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    layout = methods.layout_of(config)
     shape = config.attention_shape(config.seq_len)
     pairs = causal_pairs_of_ranks(layout, shape.documents, shape.window)
     return {

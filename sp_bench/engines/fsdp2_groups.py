@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench import methods
-from sp_bench.attention import meshes
 from sp_bench.config.documents import MULTIPLE, spans
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import placing
@@ -51,13 +50,9 @@ class _Passes:
     def __init__(self, config: TrialConfig, rank: int, device: torch.device, opened: ExitStack) -> None:
         self._config, self._rank, self._device, self._opened = config, rank, device, opened
         self._layers: dict[tuple[tuple[int, ...], int], Sequence[methods.SequenceParallelAttention]] = {}
-        self._meshes: dict[int, DeviceMesh] = {}
-        size = 1
-        while size <= config.world_size:
-            each = replace(config, sp_size=size, dp_shard_size=config.world_size // size)
-            layout = methods.get(each.method.name).layout(each.method, size)
-            self._meshes[size] = meshes.of_trial(each, layout)
-            size *= 2
+        sizes = [2**n for n in range(config.world_size.bit_length())]
+        of_sizes = [replace(config, sp_size=size, dp_shard_size=config.world_size // size) for size in sizes]
+        self._meshes = {each.sp_size: methods.mesh_of(each) for each in of_sizes}
 
     def of_batch(self, batch: DrawnBatch) -> list[Pass]:
         where: dict[int, list[int]] = defaultdict(list)  # the first tokens of documents of so many tokens

@@ -106,7 +106,7 @@ def run(
     seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with _environment(), _opened(config, seq_len, mesh) as attention:
         _initialise_groups(config)
-        layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+        layout = methods.layout_of(config)
         positions = torch.tensor(layout.global_positions(mesh.get_rank() % config.sp_size, seq_len), device=device)
         model = build(config, seq_len, positions, attention)
         training = _start(config, model, device, watch)

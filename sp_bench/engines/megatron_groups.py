@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench import methods
-from sp_bench.attention import meshes
 from sp_bench.config.documents import MULTIPLE, spans
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.trial import TrialConfig
@@ -115,13 +114,9 @@ class _Ours:
         self._config, self._opened = config, opened
         self._known: dict[tuple[int, int], Callable[..., Tensor]] = {}
         self.current: Callable[..., Tensor] | None = None
-        self._meshes: dict[int, DeviceMesh] = {}  # by the size of a group; all ranks make each, at once
-        size = 1
-        while size <= config.world_size:
-            each = self._on(MULTIPLE, size)
-            layout = methods.get(each.method.name).layout(each.method, size)
-            self._meshes[size] = meshes.of_trial(each, layout)
-            size *= 2
+        sizes = [2**n for n in range(config.world_size.bit_length())]
+        # All ranks make each mesh, at once
+        self._meshes = {size: methods.mesh_of(self._on(MULTIPLE, size)) for size in sizes}
 
     def _on(self, length: int, num_ranks: int) -> TrialConfig:
         """The step over documents of so many tokens, each over so many ranks."""

@@ -19,11 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import outside
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.shape import AttentionShape
+from sp_bench.config.trial import TrialConfig
 from sp_bench.kernels import Kernel
 from sp_bench.methods.from_outside import FIELDS, checked, stand_in
 from sp_bench.methods.method import (
@@ -65,6 +67,18 @@ def get(name: str) -> Method:
         return checked(source, outside.load(source))
     except CannotImport as error:
         return stand_in(error)
+
+
+def layout_of(config: TrialConfig) -> SequenceLayout:
+    """Which rank of a sequence's group has which tokens."""
+    return get(config.method.name).layout(config.method, config.sp_size)
+
+
+def mesh_of(config: TrialConfig) -> "DeviceMesh":
+    """The mesh of the trial's ranks. Every rank of the world calls it."""
+    from sp_bench.attention import meshes
+
+    return meshes.of_trial(config, layout_of(config))
 
 
 def source_of(name: str) -> Source | None:

@@ -22,7 +22,7 @@ from sp_bench.costs.attention import (
 from sp_bench.costs.links import far_share
 from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work, projection_flops
 from sp_bench.kernels import REFERENCE
-from sp_bench.methods import get, primitive, source_of
+from sp_bench.methods import get, layout_of, primitive, source_of
 
 # Of these the ranks that a rank sends to follow from the layout: all_to_all among the ulysses ranks, the rest among the
 # ring ranks, or in the rings that the method says. Libraries order their groups themselves.
@@ -59,8 +59,7 @@ def between_nodes(config: TrialConfig, traffic: Traffic, rank: int) -> Fraction 
         return None
     if config.workload.window is not None and config.method.name in OF_RANKS:
         return None  # borders go to several ranks
-    module = get(config.method.name)
-    cut = module.layout(config.method, config.sp_size)
+    module, cut = get(config.method.name), layout_of(config)
     places = [cut.coordinates(member) for member in range(config.sp_size)]
     ring_rank, ulysses_rank = places[rank]
     ring = [member for member, place in enumerate(places) if place[1] == ulysses_rank]
@@ -87,8 +86,7 @@ def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank
 
 def outside_allocator(config: TrialConfig) -> nccl.Held:
     """How much of each kind that is outside torch's allocator a rank has where all ranks are there."""
-    method = get(config.method.name)
-    layout = method.layout(config.method, config.sp_size)
+    layout = layout_of(config)
     sends = "send_recv" in primitive(config.method) and layout.ring_degree > 1
     return nccl.counts(layout.ulysses_degree, config.ranks_per_node, sends=sends)
 
@@ -123,7 +121,7 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
         expected = attention_work(of_kernel, calls.get(kind), projection, backward=backward, products=products)
     if config.world == "ranks":
         return expected
-    layout = get(name).layout(config.method, sp_size)
+    layout = layout_of(config)
     flops = {kind: numbers[kind] * attention_forward_flops(shape) for kind, shape in shapes.items()}
     shares = (flops[kind] * shares_of_ranks(layout, shape)[sp_rank] for kind, shape in shapes.items())
     mine = sum(shares, Fraction(0))

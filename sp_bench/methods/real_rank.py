@@ -4,7 +4,7 @@ from sp_bench.attention.layouts import shares_of_ranks
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import attention_forward_flops
 from sp_bench.costs.work import projected_tokens
-from sp_bench.methods import get
+from sp_bench.methods import layout_of
 
 
 def real_place(config: TrialConfig) -> int | None:
@@ -19,7 +19,7 @@ def real_place(config: TrialConfig) -> int | None:
         return config.world_size - (2 if config.method.name == "fla_context_parallel" else 1)
     if config.workload.fit and config.method.name in ("ring", "double_ring"):
         return config.sp_size - 1
-    layout = get(config.method.name).layout(config.method, config.sp_size)
+    layout = layout_of(config)
     of_kinds = [
         [number * attention_forward_flops(shape) * share for share in shares_of_ranks(layout, shape)]
         for kind, number in config.kinds.items()
@@ -35,7 +35,7 @@ def is_lower_bound(config: TrialConfig) -> bool:
     at least as long as measured. Under a window the first ranks see less, and none waits for them."""
     if (place := real_place(config)) is None:
         return False
-    layout = get(config.method.name).layout(config.method, config.sp_size)
+    layout = layout_of(config)
     for kind in config.kinds:
         shape = config.attention_shape(config.seq_len, kind)
         shares = shares_of_ranks(layout, shape)

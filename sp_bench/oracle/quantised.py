@@ -48,7 +48,7 @@ def product(config: TrialConfig, computed: torch.dtype, seq_len: int) -> Product
     if not is_quantised(config, computed):
         return linear
     padded_len = train.padded_seq_len(config, seq_len)
-    layout = train.layout_of(config, padded_len)
+    layout = train.layout_at(config, padded_len)
     parts = [torch.tensor(layout.global_positions(rank, padded_len)) for rank in range(layout.sp_size)]
     return partial(_product, RECIPES[config.workload.linear_dtype], parts)
 

@@ -58,7 +58,7 @@ from sp_bench.oracle.training_step import (
     require,
     require_finite,
 )
-from sp_bench.training.train import StepResult, Tick, is_labelled, layout_of, padded_seq_len, stored_dtype
+from sp_bench.training.train import StepResult, Tick, is_labelled, layout_at, padded_seq_len, stored_dtype
 
 # Of a run in half precision, over what it is off the same run in fp32. Right runs reach 0.9 and 1.2; the worst token
 # is the worst of many more at the timed length.
@@ -294,7 +294,7 @@ def first_step(config: TrialConfig, result: StepResult, seq_len: int, mesh: Devi
     if result.token_losses is None:
         raise Incorrect(f"engine {config.engine.name} gives no loss of a token: nothing proves its losses")
     padded_len = padded_seq_len(config, seq_len)
-    layout = layout_of(config, padded_len)
+    layout = layout_at(config, padded_len)
     data_rank, sequence_rank = divmod(mesh.get_rank(), layout.sp_size)
     unlabelled = engines.get(config.engine.name).UNLABELLED
     num_tokens = seq_len - unlabelled

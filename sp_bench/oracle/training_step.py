@@ -188,7 +188,7 @@ def proof_seq_len(config: TrialConfig) -> int:
 def length_multiple(config: TrialConfig) -> int:
     """Sequences that differ by a multiple of so many tokens need as many padded tokens; in FP8 each rank has a length
     that its products can have."""
-    multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
+    multiple = methods.layout_of(config).multiple
     return math.lcm(multiple, FLOAT8_MULTIPLE.get(config.workload.linear_dtype, 1) * config.sp_size)
 
 
@@ -334,7 +334,7 @@ def _compare_losses(
 ) -> Findings:
     """Compare the losses and the gradient norm that the engine reports of the first step."""
     assert first.token_losses is not None
-    layout, want = train.layout_of(config, padded_len), expected.token_losses
+    layout, want = train.layout_at(config, padded_len), expected.token_losses
     padded = F.pad(want, (0, padded_len - want.shape[1]))
     mine = torch.cat([train.local_part(part, layout, mesh) for part in train.micro_batches(config, padded)])
     mean, size = float(want.sum()) / expected.num_labels, float(want.norm()) / math.sqrt(expected.num_labels)

@@ -54,7 +54,7 @@ def step_s(config: TrialConfig, device_name: str | None, share: float) -> float 
     peak = hardware.peak_flops(peak_device(config, device_name), config.dtype)
     if config.hardware.device != "cuda" or workload.name not in ("attention", *TRAINING) or peak is None:
         return None
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    layout = methods.layout_of(config)
     return step_flops(config, layout.padded(config.seq_len))["hardware_flops"] / (config.world_size * peak * share)
 
 

@@ -52,9 +52,8 @@ def unsupported_reason(
     Raises:
         ConfigError: options of the method that no shape could make valid.
     """
-    method = methods.get(config.method.name)
+    method, layout = methods.get(config.method.name), methods.layout_of(config)
     methods.primitive(config.method)
-    layout = method.layout(config.method, config.sp_size)
     if reason := hosts_reason(config, num_hosts) or _sharing_reason(config) or _peer_access_reason(config):
         return reason
     if reason := _graph_reason(config) or _one_rank_reason(config):
@@ -106,8 +105,7 @@ def reason_anywhere(config: TrialConfig, measure_s: float = math.inf, warmup_s: 
 
 def resolve(config: TrialConfig) -> Resolved:
     """The columns that follow from the config, its method and its engine without running it."""
-    method, workload = methods.get(config.method.name), config.workload.name
-    layout = method.layout(config.method, config.sp_size)
+    method, layout, workload = methods.get(config.method.name), methods.layout_of(config), config.workload.name
     dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
     attention = config.attention_shape(config.seq_len).seq_len  # attention pads packed documents only
     lengths = {"attention": attention, "collective": None}

@@ -53,7 +53,7 @@ class Search:
     @property
     def multiple(self) -> int:
         """Lengths that the method can cut without padding, and packs of documents may have, are multiples of it."""
-        layout = methods.get(self.config.method.name).layout(self.config.method, self.config.sp_size)
+        layout = methods.layout_of(self.config)
         return layout.multiple if self.config.workload.packing == "none" else math.lcm(layout.multiple, MULTIPLE)
 
     @property

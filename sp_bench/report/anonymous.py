@@ -21,13 +21,11 @@ from sp_bench.formats import counted
 from sp_bench.hardware import OF_PUBLIC_VALUES, PACKAGES
 from sp_bench.rows import store
 from sp_bench.rows.names import OWN_CODE, cell_id, config_leaves, trial_id
-from sp_bench.rows.schema import SCHEMA
+from sp_bench.rows.schema import PARAMETER_ERRORS, SCHEMA
 
 LEFT_OUT = "(left out)"
 FREE = ("git_sha", "git_dirty", "campaign", "launched_kernels", "kernel_launches", "trace_files", "digest")  # left out
 LIBRARIES = ("implementation", "engine_implementation")  # name==version, one or several
-# They name the parameter
-PARAMETERS = ("grad_error", "update_error", "fp32_grad_error", "full_update_error", "last_update_error")
 ENVIRONMENT = ("python", "cpu_cores", "device_names", "driver", "cuda", "cudnn", "nccl", "process_group")  # kept
 OOM_SITES = ("torch", "nccl", "host")
 DEVICES = ("a100", "b200", "cpu", "h100", "h200")  # of conf/hardware
@@ -56,7 +54,7 @@ def anonymous(selection: Selection) -> Selection:
         rows[column] = [name(value) if isinstance(value, str) else value for value in rows[column]]
     for column in LIBRARIES:
         rows[column] = [_libraries(value, name) if isinstance(value, str) else value for value in rows[column]]
-    for column in PARAMETERS:
+    for column in PARAMETER_ERRORS:
         rows[column] = [value | {"parameter": None} if isinstance(value, dict) else value for value in rows[column]]
     rows["primitive"] = [
         "+".join(map(name, value.split("+"))) if isinstance(value, str) else value for value in rows["primitive"]

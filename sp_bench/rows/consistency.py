@@ -26,7 +26,7 @@ from sp_bench.rows import store
 from sp_bench.rows.arrays import CLOSE, Arrays, Floats, Places, Truths, alike, close, floats, inside, nested_groups
 from sp_bench.rows.forms import first_of, forms
 from sp_bench.rows.names import trial_id
-from sp_bench.rows.schema import SCHEMA
+from sp_bench.rows.schema import PARAMETER_ERRORS, SCHEMA
 from sp_bench.rows.store import IDENTITY, RowName
 
 # null unless the row is ok and timed
@@ -197,7 +197,7 @@ def _proof(rows: _Rows) -> Iterator[Breach]:
         yield _above(rows, f"sampled_grad_error.{tensor}", budget * of_timed)
         if tensor == "output":
             yield _above(rows, "sampled_rel_error", budget * of_timed)
-    for name in ("grad_error", "update_error", "fp32_grad_error", "full_update_error", "last_update_error"):
+    for name in PARAMETER_ERRORS:
         error, budget = rows.numbers(f"{name}.error"), rows.numbers(f"{name}.budget")
         given = rows.ok & rows.has(name)
         yield given & ~(~np.isnan(error) & (budget > 0)), lambda i, name=name: _no_budget(rows.value(name, i), name)

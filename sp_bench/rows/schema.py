@@ -389,6 +389,7 @@ COLUMNS = (
 )  # fmt: skip
 
 # Units and words stay here: in each file they would be two thirds of it, and reading thousands of files as much slower.
+PARAMETER_ERRORS = tuple(column.name for column in COLUMNS if column.type == PARAMETER_ERROR)
 SCHEMA = pa.schema(
     [pa.field(c.name, c.type) for c in COLUMNS], metadata={"sp_bench.schema_version": str(SCHEMA_VERSION)}
 )

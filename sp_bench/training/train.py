@@ -89,16 +89,16 @@ def micro_batches(config: TrialConfig, sequences: Tensor) -> list[Tensor]:
     return list(sequences.split(config.num_sequences // config.workload.num_micro_batches))
 
 
-def layout_of(config: TrialConfig, padded_len: int) -> SequenceLayout:
+def layout_at(config: TrialConfig, padded_len: int) -> SequenceLayout:
     """Which token of a sequence of `padded_len` tokens lives where."""
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    layout = methods.layout_of(config)
     cuts_documents = layout.kind == "document_zigzag"
     return replace(layout, documents=config.documents(padded_len)) if cuts_documents else layout
 
 
 def padded_seq_len(config: TrialConfig, seq_len: int) -> int:
     """The smallest length of at least `seq_len` tokens that the trial's layout can cut."""
-    return methods.get(config.method.name).layout(config.method, config.sp_size).padded(seq_len)
+    return methods.layout_of(config).padded(seq_len)
 
 
 def open_attention(

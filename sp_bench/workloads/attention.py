@@ -76,7 +76,7 @@ class Watch:
 
 def run(job: Job) -> Measurement:
     config, mesh, device = job.config, job.mesh, job.device
-    method, kernel = methods.get(config.method.name), kernels.get(config.kernel.name)
+    kernel = kernels.get(config.kernel.name)
     shape, backward = config.attention_shape(config.seq_len), config.workload.pass_kind == "forward_backward"
     sinks = reduced_length.random_sinks(shape, device, config.seed)
     if shape.gated_delta:
@@ -86,8 +86,8 @@ def run(job: Job) -> Measurement:
     job.enter_phase("correctness")
     proof = job.proof
     if proof is None and job.proves:
-        layout = method.layout(config.method, config.sp_size)
-        reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
+        reduced_len = min(config.workload.correctness_seq_len, config.seq_len)
+        reduced = config.attention_shape(methods.layout_of(config).padded(reduced_len))
         with job.checking("attention"), methods.opened(config.method, kernel, reduced, mesh) as attention:
             proof = {
                 "columns": check_reduced(attention, kernel, config.kernel.name, reduced, mesh, device, config.seed)

@@ -28,11 +28,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sp_bench import methods
-from sp_bench.attention import meshes
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import EXACT
 from sp_bench.config.trial import TrialConfig
@@ -162,7 +160,7 @@ def _opened(job: Job, trials: Sequence[TrialConfig], texts: Sequence[Tensor]) ->
     steps = []
     with ExitStack() as opened:
         for trial, sequences in zip(trials, texts, strict=True):
-            mesh, seq_len = _mesh(trial), sequences.shape[1] - 1
+            mesh, seq_len = methods.mesh_of(trial), sequences.shape[1] - 1
             key = (seq_len, trial.sp_size)
             if key not in layers:
                 opening = train.open_layers(trial, train.padded_seq_len(trial, seq_len), mesh)
@@ -187,10 +185,6 @@ def _compute_only(job: Job) -> list[float]:
         return arms.compute_only(config, steps[: config.workload.most_timed_steps], job.mesh, job.device)
 
 
-def _mesh(config: TrialConfig) -> DeviceMesh:
-    return meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
-
-
 def _lengthened(sequences: Tensor, before: TrialConfig) -> Tensor:
     """Sequences [n,S+1] as the stage before has them, in number and length: cut, or begun again where they end."""
     number, num_tokens = before.num_sequences, before.seq_len + 1
@@ -205,7 +199,7 @@ def _prove(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter]:
     Raises:
         Incorrect: an error is above its budget.
     """
-    jobs = [replace(job, config=stage, mesh=_mesh(stage)) for stage in job.config.of_stages]
+    jobs = [replace(job, config=stage, mesh=methods.mesh_of(stage)) for stage in job.config.of_stages]
     of_sizes = {each.config.sp_size: each for each in reversed(jobs)}  # the first of each size
     proven = {sp_size: train_step.prove_attention(each) for sp_size, each in of_sizes.items()}
     distinct = {(each.config.seq_len, each.config.sp_size): each for each in jobs}
@@ -243,7 +237,7 @@ def _rehearse(job: Job) -> dict[str, float]:
 
 def _reduced(config: TrialConfig, share: float) -> int:
     """A length that is `share` of the trial's, with as many padded tokens."""
-    multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
+    multiple = methods.layout_of(config).multiple
     short = max(round(config.seq_len * share), multiple, PROVABLE_TOKENS)
     return short + (config.seq_len - short) % multiple
 

@@ -62,7 +62,7 @@ def run(join, tmp_path) -> Callable[[TrialConfig], tuple[Measurement, dict[str, 
             dist.destroy_process_group()
             meshes.cached.cache_clear()
         join(config.world_size, real_rank.real_place(config), config.ranks_per_node, config.link)
-        mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
+        mesh = methods.mesh_of(config)
         job = workloads.Job(config, mesh, CPU, lambda phase: None, tmp_path)
         measurement = workloads.get(config.workload.name).run(job)
         return measurement, record.assemble(config, [measurement])  # refuses bytes and work that are not expected
@@ -341,7 +341,7 @@ def check_step(rank: int, config: TrialConfig, tmp_path: Path) -> None:
         as_on_devices(rank, config.world_size)
     dist.destroy_process_group()
     one_rank.join(0, config.world_size, config.ranks_per_node, config.link, CPU)
-    mesh = meshes.of_trial(config, methods.get(config.method.name).layout(config.method, config.sp_size))
+    mesh = methods.mesh_of(config)
     job = workloads.Job(config, mesh, CPU, lambda phase: None, tmp_path)
     columns = record.assemble(config, [workloads.get(config.workload.name).run(job)])
     assert columns["comm_counted_bytes"] > 0
