@@ -26,7 +26,7 @@ from sp_bench.analysis.identifiers import (
 from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
-from sp_bench.config.workload import COMPARED
+from sp_bench.config.workload import COMPARED, TRAINING
 from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory
 from sp_bench.costs.step_flags import flags_of_times
 from sp_bench.formats import GIB
@@ -39,6 +39,9 @@ TENSORS = ("output", *GRADIENTS)
 # The ledger's phases of a step, without `other`.
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss")
 OOM = "oom"
+# Parts of a traced step in which a device works, or waits for messages and copies alone
+WORK = ("matmul", "attention", "other", "exposed_messages", "exposed_host_copies")
+LEAST_WORK = 0.9  # of a step; in one that waits for the host it is less
 NO_LENGTH = (*COMPARED, EXCHANGE)  # workloads without a throughput, memory or limit of a length
 
 
@@ -176,7 +179,16 @@ class Cell:
     def is_comparable(self) -> bool:
         """Whether a ratio, verdict, line or advice may rest on it. One real rank's time may not if the device waits for
         launches, or if it is a lower bound."""
-        return self.all_ranks_were_there or {"host_bound", "lower_bound"}.isdisjoint(self.flags)
+        return self.all_ranks_were_there or not (self.is_lower_bound or self.waits_for_host)
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether the device waits for launches. Attention is flagged; of a training step, where the host may wait for
+        the device too, the traced one says how long the device works."""
+        if self.asked["workload"] not in TRAINING or self.median_step_ms is None:
+            return "host_bound" in self.flags
+        traced = [sum(rank[part] or 0.0 for part in WORK) for row in self.measured for rank in listed(row["kernel_ms"])]
+        return bool(traced) and median(traced) < LEAST_WORK * self.median_step_ms
 
     @property
     def is_lower_bound(self) -> bool:

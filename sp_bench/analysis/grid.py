@@ -4,6 +4,7 @@ the best-graded run; other runs of the same place stand behind it."""
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from sp_bench.analysis import identifiers, words
@@ -24,6 +25,10 @@ COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (
     "attention, packed",
 )
 OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "dtype", "hardware")
+OF_STEP = (
+    *("kernel.name", "engine.name", "workload.activation_checkpointing", "workload.model_code"),
+    *("workload.loss_tile_tokens", "workload.mlp_tile_tokens"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,12 @@ class Entry:
 
     @property
     def is_decided(self) -> bool:
-        """An interval says who is faster, or that they tie, and nothing is in doubt."""
-        return self.difference.outcome in (AHEAD, TIE) and self.difference.grade.may_be_bold
+        """An interval says who is faster, or that they tie, nothing is in doubt, and most other runs say so too."""
+        found = self.difference
+        if found.ratio is None or found.outcome not in (AHEAD, TIE) or not found.grade.may_be_bold:
+            return False
+        usual = median(self.others or (found.ratio,))
+        return usual > 1 if found.outcome == AHEAD else max(usual, 1 / usual) <= 1 + found.smallest
 
     @property
     def verdict(self) -> str:
@@ -166,7 +175,7 @@ def _entries(runs: dict[tuple[str, str], list[tuple[Difference, Place]]], column
             (best, place), *others = sorted(found, key=lambda run: _by_evidence(run[0]))
             packs = len({run.fast.options["seed"] for run, _ in found}) if of == PACKED else 0
             label += f", {counted(packs, 'pack')}" if packs else ""
-            ratios = sorted(_ratios(best, [other for other, _ in others]))
+            ratios = sorted(_ratios(best, [other for other, _ in others if _is_alike(other.fast, best.fast)]))
             made.append((packs, Entry(label, best, tuple(ratios), tuple(_alike(place, best)))))
     return tuple(e for _, e in sorted(made, key=lambda each: (-each[0], *_by_evidence(each[1].difference)[:2])))
 
@@ -197,6 +206,13 @@ def _ratios(best: Difference, others: Iterable[Difference]) -> Iterable[float]:
             yield other.ratio
         elif (kind(other.slow), kind(other.fast)) == (kind(best.fast), kind(best.slow)):
             yield 1 / other.ratio
+
+
+def _is_alike(other: Cell, cell: Cell) -> bool:
+    """Whether two runs of one label compute the same: steps on one kernel, with as much computed again and compiled."""
+    return other.asked["workload"] not in TRAINING or all(
+        other.options.get(path) == cell.options.get(path) for path in OF_STEP
+    )
 
 
 def _shape(cell: Cell) -> tuple[Hashable, ...]:

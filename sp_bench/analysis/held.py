@@ -16,7 +16,6 @@ from sp_bench.analysis.grades import aged_by
 from sp_bench.analysis.limits import Limit, limits
 from sp_bench.analysis.ratios import ratio_of_pairs
 from sp_bench.config.machine import NO_DELAY
-from sp_bench.methods.real_rank import real_place
 
 SMALLEST_SIGN = 0.03  # measured differences below this share have no sign to predict
 _OF_WORLD = ("world", "link", "real_rank")
@@ -83,7 +82,8 @@ class Held:
     def peak(self) -> float | None:
         """Predicted over measured memory that this rank allocates: in a ring others allocate more. Without what was
         left there before, where both rows say it."""
-        place = (self.one.config and real_place(self.one.config)) or 0
+        asked, config = self.one.asked["real_rank"], self.one.config  # of uneven ranks no cell is held
+        place = asked if asked is not None else config.usual_rank if config else 0
         (one, all_ranks), (left, left_of_all) = (
             (_of_rank(self.one, column, 0), _of_rank(self.measured, column, place))
             for column in ("peak_allocated_bytes", "leftover_bytes")

@@ -422,6 +422,12 @@ class TrialConfig:
         return "measured" if self.world == "ranks" else "one_rank"
 
     @property
+    def usual_rank(self) -> int:
+        """Of ranks with equal work the one that one real rank is: 0, which has a whole shard of parameters that do not
+        divide evenly; under a window the middle one, which both receives and sends."""
+        return self.sp_size // 2 if "window" in self.kinds else 0
+
+    @property
     def num_processes(self) -> int:
         """Processes that run: one for each rank, or the one real rank."""
         return self.world_size if self.world == "ranks" else 1

@@ -8,9 +8,8 @@ from sp_bench.methods import layout_of
 
 
 def real_place(config: TrialConfig) -> int | None:
-    """The rank of the world that is there; None: all are. By default the one that computes most attention. Of equals
-    rank 0, which has a whole shard of parameters that do not divide evenly; under a window the middle one, which both
-    receives and sends; of states the last one, which puts the most together, or where a library makes none of the last
+    """The rank of the world that is there; None: all are. By default the one that computes most attention, of equals
+    the usual one; of states the last one, which puts the most together, or where a library makes none of the last
     tokens the one before it. For whether a ring fits, the last one, which holds most: in zigzag order it computes all
     its queries over half of each other shard's keys (costs/memory/rings.py)."""
     if config.world == "ranks" or config.real_rank is not None:
@@ -26,7 +25,7 @@ def real_place(config: TrialConfig) -> int | None:
         for shape in [config.attention_shape(config.seq_len, kind)]
     ]
     work = [sum(of_rank) for of_rank in zip(*of_kinds, strict=True)]
-    usual = config.sp_size // 2 if "window" in config.kinds else 0
+    usual = config.usual_rank
     return usual if work[usual] == max(work) else work.index(max(work))
 
 

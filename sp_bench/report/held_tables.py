@@ -146,7 +146,7 @@ MAP: tuple[Column[Cell], ...] = (
     Column("tokens/s/GPU", tokens_per_s_per_gpu, number),
     Column("exposed (ms)", traced_exposed_ms, "{:.1f}".format),
     Column("peak GiB", memory_gib, gib),
-    Column("", lambda cell: "waits" if "host_bound" in cell.flags else ""),
+    Column("", lambda cell: "waits" if cell.waits_for_host else ""),
 )
 
 

@@ -72,6 +72,24 @@ def test_runs_of_one_place_are_all_there_the_best_graded_one_first() -> None:
     assert (entry.difference.words, entry.more) == ("1.10x [1.10, 1.10]", "1 more: 1.200x")
 
 
+def test_bold_is_nothing_that_most_other_runs_contradict() -> None:
+    newest = both(10.0, 11.0, SIX)
+    agreeing, other = (both(10.0, ring, [1.0], isolation="group", flags=["transient"]) for ring in (10.5, 9.0))
+    for others, is_bold in ((agreeing, True), (other, False)):
+        ((entry,),) = grid_of(newest, others).lines[0].entries
+        assert entry.is_decided == is_bold
+
+
+def test_other_runs_of_a_step_recompute_as_much() -> None:
+    steps = {"workload": "train_step", "pass_kind": "step", "model": "qwen3_4b", "engine": "fsdp2"}
+    kept, all_again = (
+        both(10.0, ring, ratios, config=config(activation_checkpointing=each), **steps)
+        for ring, ratios, each in ((11.0, SIX, "selective"), (15.0, [1.0], "full"))
+    )
+    ((entry,),) = [found for found in grid_of(kept, all_again).lines[0].entries if found]
+    assert (entry.difference.words, entry.more) == ("1.10x [1.10, 1.10]", "")
+
+
 def test_a_third_method_stands_there_where_it_is_ahead_of_both() -> None:
     gather = {"method": "all_gather", "layout": "zigzag"}
     ((entry,),) = grid_of(both(10.0, 11.0, SIX), replicated(9.0, SIX, **gather)).lines[0].entries

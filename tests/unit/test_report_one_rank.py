@@ -146,6 +146,14 @@ def test_one_real_rank_that_waits_for_the_host_or_for_others_is_not_comparable(f
         assert all(("lower bound" in line.name) == (flag == "lower_bound" and not there) for line in lines([table]))
 
 
+@pytest.mark.parametrize(("works_ms", "waits"), [(9.5, False), (7.0, True)])
+def test_a_step_of_one_real_rank_waits_for_the_host_if_its_kernels_take_much_less(works_ms, waits):
+    parts = dict.fromkeys(("messages", "exposed_messages", "host_copies", "exposed_host_copies", "other", "idle"), 0.0)
+    traced = [parts | {"attention": works_ms - 1, "matmul": 1.0}]
+    (cell,) = cells_of([one(workload="train_step", pass_kind="step", median_ms=10.0, kernel_ms=traced)])
+    assert (cell.waits_for_host, cell.is_comparable) == (waits, not waits)
+
+
 def test_a_lower_bound_leads_nobody_and_the_page_says_what_it_is():
     rows = [one(**SPLITS[0], flags=["lower_bound"], median_ms=1.0), one(**SPLITS[1], median_ms=2.0)]
     ((place,),) = (setting.places for setting in settings(cells_of(rows)))

@@ -102,7 +102,7 @@ def _parts(cells: Sequence[Cell], look: Look) -> list[Plot]:
     grouped: dict[str, list[Attribution]] = {}
     for each in attributions([c for c in cells if c.processor == "GPU"]):
         known = None not in (each.alone_ms, each.beyond_kernel, each.exposed)
-        if known and "host_bound" not in each.cell.flags:
+        if known and not each.cell.waits_for_host:
             grouped.setdefault(each.cell.setting, []).append(each)
     rows = [each for group in list(grouped.values())[:MOST_SETTINGS] for each in _of_fastest_kernel(largest(group))]
     if len(rows) < 2:

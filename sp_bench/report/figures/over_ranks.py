@@ -73,7 +73,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
             labels.append(f"{size}\n{counted(hosts, 'host')}\n{fastest:.0f}")
             for method, (cell, speed) in of_place.items():
                 place = (number + beside(methods.index(method), len(methods)), fastest / speed)
-                waits = HOST_BOUND in cell.flags
+                waits = cell.waits_for_host
                 style = mark(cell) if not waits else {**CROSS, "color": mark(cell)["color"]}
                 (handle,) = axis.plot(*([value] for value in place), **style)
                 handles.setdefault(WAITS if waits else method, handle)
@@ -103,7 +103,7 @@ def _with_fastest(places: Mapping[Place, OfPlace]) -> dict[Place, OfPlace]:
     return {
         place: of
         for place, of in places.items()
-        if len(of) > 1 and not all(HOST_BOUND in cell.flags for cell, _ in of.values())
+        if len(of) > 1 and not all(cell.waits_for_host for cell, _ in of.values())
     }
 
 
