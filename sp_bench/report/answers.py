@@ -10,9 +10,9 @@ from sp_bench.formats import escape_markdown
 EN_DASH = "\N{EN DASH}"
 
 BRIEF = (
-    "Missing: in [ANSWERS](docs/ANSWERS.md). Bold: decided. Tie: under {smallest}; undecided: perhaps over; within: "
-    "too few runs. Brackets: intervals, of one machine; other runs. A: 6 pairs, no doubt; B: 2 to 5, few flagged, "
-    "imitated; C: once, half flagged, aged code. Undivided: Ulysses without chunks."
+    "[a, b]: interval, of one machine; (a-b): other runs. **Bold**: decided. Tie: under {smallest}; undecided: perhaps "
+    "over; within: too few runs. A: 6 pairs, no doubt; B: 2 to 5, few flagged, imitated; C: once, half flagged, old "
+    "code. Undivided: without chunks. [All](docs/ANSWERS.md)."
 )
 LEGEND = (
     '"All-gather 1.02x": over the next best. Bold: an A that decides, who leads or that they tie. Tie: the interval is '
@@ -38,17 +38,23 @@ def markdown(grid: Grid, results: str, brief: bool = False) -> str:
 
     results: the folder of campaigns, from the page. A grade links to its campaign, and its title says what it rests on.
     brief: each cell has its first two answers, one of them weak at most, and those that are decided, without older code
-    beside newer; a line with a single measured answer, which is weak, is left out.
+    beside newer; a line with a single answer, which is weak, and measured or flagged, is left out.
     """
     lines = [f"| GPUs, tokens | {' | '.join(grid.columns)} |", f"|{'---|' * (len(grid.columns) + 1)}"]
     for line in grid.lines:
         answers = [entry for entries in line.entries for entry in entries]
-        if brief and len(answers) == 1 and answers[0].difference.grade.is_weak and not answers[0].is_of_one_rank:
+        if brief and len(answers) == 1 and _is_slight(answers[0]):
             continue
         shown = [_brief(entries) if brief else entries for entries in line.entries]
         texts = ["<br>".join(_entry(entry, results, brief) for entry in entries) for entries in shown]
         lines.append(f"| {' | '.join([line.head, *texts])} |")
     return "\n".join(lines) + "\n"
+
+
+def _is_slight(entry: Entry) -> bool:
+    """Whether an answer is weak, and of all ranks or flagged."""
+    grade = entry.difference.grade
+    return grade.is_weak and (not entry.is_of_one_rank or bool(grade.doubts))
 
 
 def _brief(entries: Sequence[Entry]) -> list[Entry]:

@@ -14,6 +14,7 @@ from sp_bench.formats import counted, gib, number
 from sp_bench.report.published import Published, beside_one_rank, steps_like
 from sp_bench.report.table import Column, Table, plain, section
 
+KEPT = "workload.activation_checkpointing"
 ABOUT_GROUPS = (
     "Predicted over measured: times, and peaks of what the same rank allocates beyond what was there before; medians, "
     "with the range. Without delay: messages that take no time. Scaled: as if both machines computed as fast, by the "
@@ -133,6 +134,7 @@ LINES: tuple[Column[OverDepth], ...] = (
     Column("peak GiB", lambda of: of.peak_gib, gib),
     Column("over the whole step: time, peak", lambda of: of.check, lambda pair: "{:.3f}, {:.3f}".format(*pair)),
     Column("published step (s)", lambda of: "; ".join(map(_published, steps_like(of.few))) or None),
+    Column("ran in", lambda of: _campaigns(of.few)),
 )
 
 MAP: tuple[Column[Cell], ...] = (
@@ -207,7 +209,8 @@ def _near(of: Group) -> str | None:
 
 
 def _of_step(cell: Cell) -> list[str]:
-    return [text for path in identifiers.OF_STEP if (text := words.unusual(cell, path))]
+    kept = words.of_step(KEPT, cell.options.get(KEPT))
+    return [text for text in (kept, *(words.unusual(cell, path) for path in identifiers.OF_STEP)) if text]
 
 
 def _what(cell: Cell) -> str:
