@@ -185,8 +185,10 @@ class Cell:
     def waits_for_host(self) -> bool:
         """Whether the device waits for launches. Attention is flagged; of a training step, where the host may wait for
         the device too, the traced one says how long the device works."""
+        if "host_bound" in self.flags:
+            return True
         if self.asked["workload"] not in TRAINING or self.median_step_ms is None:
-            return "host_bound" in self.flags
+            return False
         traced = [sum(rank[part] or 0.0 for part in WORK) for row in self.measured for rank in listed(row["kernel_ms"])]
         return bool(traced) and median(traced) < LEAST_WORK * self.median_step_ms
 

@@ -63,14 +63,14 @@ def advice(
     if cluster.gpus > 1:
         same = by_fit(best, found)
         ways = ones if best.one_rank else over_all
-        lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ways, over_all, best, same, cluster.gpus)}")
+        lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ways, over_all, best, same, cluster.gpus)}.")
         if ones and not best.one_rank:
             ran = [f"{_beside(each, best)} (+-{_share(each.band)})" for each in ones]
             lines.append(f"As one real rank: {'; '.join(ran)}.")
         side_by_side = [each for each in found if not is_over_all(each, cluster)]
         by = ", by the fit" if best.one_rank else ""
-        alone = _named(side_by_side, [], best, same, 2) if cluster.gpus > 2 else _on_one_gpu(side_by_side, best)
-        lines.append(f"Sequences side by side{by}: {alone}")
+        several = [_named(side_by_side, [], best, same, 2)] if cluster.gpus > 2 else []
+        lines.append(f"Sequences side by side{by}: {'; '.join([_on_one_gpu(side_by_side, best), *several])}.")
     return [*lines, _how_to_measure(best)]
 
 
@@ -152,19 +152,22 @@ def _named(
             parts.append(f"Ulysses cannot split {shape.num_heads} heads over {sp_size} GPUs")
         else:
             parts.append(f"{words.METHODS[method]} does not fit")
-    return "; ".join(parts) + "."
+    return "; ".join(parts)
 
 
 def _on_one_gpu(ways: Sequence[Candidate], best: Candidate) -> str:
-    """Two GPUs have a sequence each."""
-    same = [each for each in ways if step_options(each.config) == step_options(best.config)] or ways
-    return f"{_beside(same[0], best)}." if same else "no sequence fits on one GPU."
+    """Each GPU has a sequence of its own."""
+    alone = [each for each in ways if each.config.sp_size == 1]
+    same = [each for each in alone if step_options(each.config) == step_options(best.config)] or alone
+    return _beside(same[0], best) if same else "no sequence fits on one GPU"
 
 
 def _beside(each: Candidate, best: Candidate) -> str:
-    """Ulysses: 5.18 s, 38.9 GiB, not told apart (+-4%)."""
-    plain = each.config.dp_shard_size == 1 and each.config.method.name != "usp"
+    """Ulysses: 5.18 s, 38.9 GiB, not told apart (+-4%); Ulysses over 2, 4 at once: 20.8 s, 104.6 GiB."""
+    sequences = each.config.dp_shard_size
+    plain = sequences == 1 and each.config.method.name != "usp"
     name = words.METHODS[each.config.method.name] if plain else each.named()
+    name += f", {sequences} at once" if sequences > 1 else ""
     on_host = f" and {each.host_bytes / GIB:,.0f} on each host" if each.host_bytes else ""
     parts = [f"{name}: {number(each.ms / 1e3)} s", f"{each.peak_bytes / GIB:,.1f} GiB{on_host}"]
     if step_options(each.config) != step_options(best.config):

@@ -80,7 +80,7 @@ def test_measuring_runs_three_methods_as_one_real_rank_and_says_why_it_cannot(ca
     ("model", "gpus", "seq_len", "named"),
     [
         ("qwen3_4b", "64", "1048576", "One sequence over 64 GPUs: Ulysses cannot split 32 heads over 64 GPUs; ring: "),
-        ("qwen3_4b", "2", "65536", "Sequences side by side: one GPU a sequence: "),
+        ("qwen3_4b", "2", "65536", "Sequences side by side: one GPU a sequence, 2 at once: "),
         ("qwen3_8b", "2", "1048576", "Sequences side by side: no sequence fits on one GPU."),
         ("gpt_oss_20b_dense", "8", "131072", "The fit rests on models whose layers are all full; its errors do not "),
     ],

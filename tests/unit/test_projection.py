@@ -21,6 +21,7 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
+from sp_bench.costs.flags import WORKSPACE_BYTES
 from sp_bench.costs.nccl import outside_bytes, usable_bytes
 from sp_bench.formats import MISSING
 from sp_bench.methods.closed_forms import outside_allocator
@@ -100,7 +101,9 @@ def test_the_estimated_peak_of_a_training_step_is_within_1_percent_of_every_comm
         # FP8: of rounded copies that stay for a while. Delta layers: rows of code that held their inputs to the end.
         is_wider = config.workload.linear_dtype != "model" or "delta" in config.model.kinds
         error = 0.02 if is_wider else 0.01
-        assert predicted == pytest.approx(min(cell.memory_bytes), rel=error), (cell.options, peak)
+        # ranks that share a GPU keep the work spaces of earlier trials
+        left, held = WORKSPACE_BYTES if config.hardware.ranks_per_gpu > 1 else 0, min(cell.memory_bytes)
+        assert predicted == pytest.approx(held, abs=error * held + left), (cell.options, peak)
 
 
 def test_what_megatron_keeps_without_recomputation_is_as_formed_to_the_byte():
