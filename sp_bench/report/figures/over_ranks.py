@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
@@ -35,8 +37,9 @@ CAPTION = (
     "Attention: time over that of the fastest method on as many GPUs; lower is better. Below the axis: GPUs, hosts, "
     f"and TFLOP/s a GPU of the fastest. Grey: within {SMALLEST_SIGN:.0%}, which one rank and modelled messages do not "
     "tell apart. Crosses: steps that wait for the host to launch kernels, which say nothing of method or network. "
-    "Where all wait, nothing is drawn. Lower bounds are left out. "
+    "Where the fastest waits, nothing is drawn. Lower bounds are left out. "
 )
+BAND = "#e4e4e4"
 CROSS: dict[str, Any] = {"marker": "x", "ms": 5, "mew": 1.1, "ls": "none"}
 Place = tuple[int, int]  # GPUs, hosts
 OfPlace = dict[str, tuple[Cell, float]]  # method -> its fastest cell, and its TFLOP/s a GPU
@@ -62,11 +65,11 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
     drawn = [cell for _, places in shown for of in places.values() for cell, _ in of.values()]
     several_links = len({link for (_, _, link), _ in shown}) > 1
     figure, axes = grid(look, len(shown), 2.1)
-    handles: dict[str, Line2D] = {}
+    handles: dict[str, Artist] = {}
     data: list[Mapping[str, object]] = []
     for ((where, length, link), places), axis in zip(shown, axes, strict=True):
         methods = sorted({method for of in places.values() for method in of})
-        axis.axhspan(1, 1 + SMALLEST_SIGN, color="#e4e4e4", lw=0)
+        axis.axhspan(1, 1 + SMALLEST_SIGN, color=BAND, lw=0)
         ratios, labels = [1 + SMALLEST_SIGN], []
         for number, ((size, hosts), of_place) in enumerate(sorted(places.items())):
             fastest = max(speed for _, speed in of_place.values())
@@ -90,6 +93,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         axis.set_title(wrapped_title(f"{where}\n{tokens(length)} tokens{named}", look, len(axes)), loc="left")
         if is_first(axis):
             axis.set_ylabel("time over the fastest")
+    handles[f"within {SMALLEST_SIGN:.0%}"] = Patch(color=BAND)
     if handles.pop(WAITS, None):
         handles[WAITS] = Line2D([], [], **CROSS, color=BLACK)  # the last entry
     legend(figure, handles, look)
@@ -99,11 +103,11 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
 
 
 def _with_fastest(places: Mapping[Place, OfPlace]) -> dict[Place, OfPlace]:
-    """The places with several methods, one of which does not wait for the host."""
+    """The places with several methods, of which the fastest does not wait for the host."""
     return {
         place: of
         for place, of in places.items()
-        if len(of) > 1 and not all(cell.waits_for_host for cell, _ in of.values())
+        if len(of) > 1 and not max(of.values(), key=lambda each: each[1])[0].waits_for_host
     }
 
 
