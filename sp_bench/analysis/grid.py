@@ -175,7 +175,7 @@ def _entries(runs: dict[tuple[str, str], list[tuple[Difference, Place]]], column
             (best, place), *others = sorted(found, key=lambda run: _by_evidence(run[0]))
             packs = len({run.fast.options["seed"] for run, _ in found}) if of == PACKED else 0
             label += f", {counted(packs, 'pack')}" if packs else ""
-            ratios = sorted(_ratios(best, [other for other, _ in others if _is_alike(other.fast, best.fast)]))
+            ratios = sorted(_ratios(best, [other for other, _ in others if _computes_as_much(other.fast, best.fast)]))
             made.append((packs, Entry(label, best, tuple(ratios), tuple(_alike(place, best)))))
     return tuple(e for _, e in sorted(made, key=lambda each: (-each[0], *_by_evidence(each[1].difference)[:2])))
 
@@ -208,7 +208,7 @@ def _ratios(best: Difference, others: Iterable[Difference]) -> Iterable[float]:
             yield 1 / other.ratio
 
 
-def _is_alike(other: Cell, cell: Cell) -> bool:
+def _computes_as_much(other: Cell, cell: Cell) -> bool:
     """Whether two runs of one label compute the same: steps on one kernel, with as much computed again and compiled."""
     return other.asked["workload"] not in TRAINING or all(
         other.options.get(path) == cell.options.get(path) for path in OF_STEP

@@ -22,7 +22,6 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, training
-from sp_bench.costs.flags import WORKSPACE_BYTES
 from sp_bench.costs.nccl import outside_bytes, usable_bytes
 from sp_bench.formats import MISSING
 from sp_bench.methods.closed_forms import outside_allocator
@@ -95,7 +94,8 @@ def test_the_estimated_peak_of_a_training_step_is_within_1_percent_of_every_comm
             continue  # it made norms' outputs again, and kept 3% less
         if memory.unmodelled_reason(config):
             continue
-        if row["fit"] and config.world == "one_rank" and config.method.name == "ring" and row["started_at"] < LAST_RANK:
+        of_first = row["fit"] and config.world == "one_rank" and row["started_at"] < LAST_RANK
+        if of_first and config.method.name == "ring" and config.sp_size > 2:
             continue  # the first rank was there, which holds less than the last one
         peak = memory.peak_of_row(config, row)
         predicted = peak.bytes
@@ -105,9 +105,12 @@ def test_the_estimated_peak_of_a_training_step_is_within_1_percent_of_every_comm
         # FP8: of rounded copies that stay for a while. Delta layers: rows of code that held their inputs to the end.
         is_wider = config.workload.linear_dtype != "model" or "delta" in config.model.kinds
         error = 0.02 if is_wider else 0.01
-        # ranks that share a GPU keep the work spaces of earlier trials
-        left, held = WORKSPACE_BYTES if config.hardware.ranks_per_gpu > 1 else 0, min(cell.memory_bytes)
-        assert predicted == pytest.approx(held, abs=error * held + left), (cell.options, peak)
+        held = min(cell.memory_bytes)
+        # Ranks that share a GPU keep work spaces of earlier trials, and use some of them again.
+        left = (
+            max(row["leftover_bytes"]) if config.hardware.ranks_per_gpu > 1 and row["leftover_bytes"] is not None else 0
+        )
+        assert (1 - error) * (held - left) <= predicted <= (1 + error) * held, (cell.options, peak)
 
 
 def test_what_megatron_keeps_without_recomputation_is_as_formed_to_the_byte():
