@@ -61,18 +61,22 @@ class Entry:
         return f"{before}{words.plain_method(found.fast)} {found.words}{alike}"
 
     @property
+    def brief(self) -> str:
+        """ring 1.032x [1.029, 1.034]; tie; within 2%; Ulysses 1.019x [1.013, 1.025], undecided."""
+        found = self.difference
+        if found.outcome in (TIE, CLOSE):
+            return TIE if found.outcome == TIE else f"within {found.smallest:.0%}"
+        undecided = ", undecided" if found.outcome == UNDECIDED else ""
+        return f"{words.plain_method(found.fast)} {found.words}{undecided}"
+
+    @property
     def is_of_one_rank(self) -> bool:
         return not self.difference.fast.all_ranks_were_there
 
     @property
     def more(self) -> str:
         """7 more: 1.028x to 1.047x."""
-        return f"{len(self.others)} more: {self.range}" if self.others else ""
-
-    @property
-    def range(self) -> str:
-        """1.028x to 1.047x, of the other runs; empty without any."""
-        return span(self.others, "{:.3f}x".format) if self.others else ""
+        return f"{len(self.others)} more: {span(self.others, '{:.3f}x'.format)}" if self.others else ""
 
     @property
     def mark(self) -> str:

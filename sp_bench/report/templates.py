@@ -190,10 +190,12 @@ class Rows:
         return Bracket(*(end.asked["seq_len"] for end in ends if end))
 
     def grid(self, results: str, at_least: int = 0, brief: bool = False) -> str:
-        """Ulysses or the ring, as a table, and under it what it is over. results, brief: see `answers.markdown`."""
+        """Ulysses or the ring, as a table, and under it what it is over. results: see `answers.markdown`. brief: of the
+        most frequent heads, for a reader with ten seconds."""
         found = grid(self.settings, at_least, of_one_shape=brief)
         if found is None:
             raise _Refused("Ulysses and the ring did not meet")
+        found = answers.in_brief(found) if brief else found
         return f"{answers.markdown(found, results, brief)}\n*{found.caption} {answers.legend(found, brief)}*"
 
     def results(self) -> str:
