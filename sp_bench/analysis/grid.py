@@ -178,7 +178,7 @@ def _entries(runs: dict[tuple[str, str], list[tuple[Difference, Place]]], column
         if of == column:
             (best, place), *others = sorted(found, key=lambda run: _by_evidence(run[0]))
             packs = len({run.fast.options["seed"] for run, _ in found}) if of == PACKED else 0
-            label += f", {counted(packs, 'pack')}" if packs else ""
+            label += f", 1 of {packs} packs" if packs > 1 else ", 1 pack" if packs else ""
             ratios = sorted(_ratios(best, [other for other, _ in others if _computes_as_much(other.fast, best.fast)]))
             made.append((packs, Entry(label, best, tuple(ratios), tuple(_alike(place, best)))))
     return tuple(e for _, e in sorted(made, key=lambda each: (-each[0], *_by_evidence(each[1].difference)[:2])))

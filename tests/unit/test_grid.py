@@ -141,7 +141,7 @@ def test_an_answer_about_packs_says_how_many_there_are() -> None:
     ((entry,),) = grid_of(pack(1, 11.0)).lines[0].entries
     assert entry.label.endswith(", undivided, 1 pack")
     ((entry,),) = grid_of(pack(1, 11.0), pack(2, 9.0)).lines[0].entries
-    assert entry.label.endswith(", undivided, 2 packs")
+    assert entry.label.endswith(", undivided, 1 of 2 packs")
     assert entry.more.startswith("1 more: ")
 
 
