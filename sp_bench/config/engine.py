@@ -1,11 +1,44 @@
-"""Options of the engine: what trains the decoder."""
+"""The engine, which trains the decoder: what each of ours is, and its options."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from sp_bench.config.declared import Declared
 from sp_bench.config.parsing import require_positive
+from sp_bench.config.prose import Prose
 from sp_bench.config.workload import TRAINING
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine is. Nothing is known here of one from outside, so it has the defaults."""
+
+    # Whose model it trains. Ours calls our methods and kernels; one of transformers has an attention and a data loader
+    # of its own.
+    decoder: Literal["sp_bench", "transformers", "megatron"] | None = None
+    # How ranks share parameters: torch's FSDP2, DeepSpeed's ZeRO-3, or Megatron's distributed optimizer.
+    sharding: Literal["fsdp2", "zero_3", "megatron"] | None = None
+    packages: tuple[str, ...] = ()  # the libraries that it needs
+    extra: Prose | None = None  # of sp-bench, which installs them
+    is_trainer: bool = False  # its loop is transformers' Trainer, or TRL's, which extends it
+
+    @property
+    def hf_on_zero_3(self) -> bool:
+        """Whether it trains a model of transformers on ZeRO-3, with DeepSpeed's UlyssesSPAttentionHF."""
+        return self.decoder == "transformers" and self.sharding == "zero_3"
+
+
+_TRAINER = ("deepspeed", "transformers", "accelerate")
+FACTS: Mapping[str, EngineFacts] = {  # of our engines, by name
+    "fsdp2": EngineFacts("sp_bench", "fsdp2"),
+    "deepspeed": EngineFacts("sp_bench", "zero_3", ("deepspeed",), "deepspeed"),
+    "hf_deepspeed": EngineFacts("transformers", "zero_3", ("deepspeed", "transformers"), "hugging-face"),
+    "hf_trainer": EngineFacts("transformers", "zero_3", _TRAINER, "hugging-face", is_trainer=True),
+    "trl_sft": EngineFacts("transformers", "zero_3", (*_TRAINER, "trl"), "trl", is_trainer=True),
+    "hf_fsdp2": EngineFacts("transformers", "fsdp2", ("transformers", "accelerate"), "hugging-face"),
+    "megatron": EngineFacts("megatron", "megatron", ("megatron-core", "transformer-engine"), "megatron"),
+}
 
 
 @dataclass(frozen=True)
@@ -15,8 +48,7 @@ class EngineConfig:
     name: Annotated[
         str,
         Declared(
-            "what trains: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft | hf_fsdp2 | megatron; null in old "
-            "rows: fsdp2",
+            f"what trains: {' | '.join(FACTS)}; null in old rows: fsdp2",
             column="engine",
             of=TRAINING,
             old_rows="fsdp2",
@@ -84,3 +116,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "forward_prefetch", "backward_prefetch")
+
+    @property
+    def facts(self) -> EngineFacts:
+        return FACTS.get(self.name, EngineFacts())

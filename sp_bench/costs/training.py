@@ -25,10 +25,6 @@ from sp_bench.costs.attention import (
 )
 from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 
-OUR_DECODER = ("fsdp2", "deepspeed")  # engines that train our decoder, and so call our methods and kernels
-ZERO_3 = ("deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")  # engines on DeepSpeed's ZeRO-3
-FSDP2 = ("fsdp2", "hf_fsdp2")  # engines on torch's FSDP2
-HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2")  # engines that train a model of transformers
 # What each model code leaves no call of in the layers. The final norm is in none, and not compiled: norms' operation
 # still runs there.
 REPLACED_OPS: Mapping[str, tuple[str, ...]] = {"compiled": (SWIGLU_OP,), "liger": (SWIGLU_OP, NORM_OP)}
@@ -101,9 +97,7 @@ def takes_mean_of_means(config: TrialConfig) -> bool:
     Neither DeepSpeed's loop in the post about Ulysses nor transformers' `deepspeed_sp_compute_loss` has an option for
     another mean. Without sequence parallelism the Trainer divides by the labels of all ranks and micro-batches.
     """
-    averages = config.engine.name == "hf_deepspeed" or (
-        config.engine.name in ("hf_trainer", "trl_sft") and config.sp_size > 1
-    )
+    averages = config.engine.facts.hf_on_zero_3 and (config.sp_size > 1 or not config.engine.facts.is_trainer)
     return averages and config.workload.num_micro_batches * config.world_size // config.sp_size > 1
 
 
@@ -232,7 +226,7 @@ def _repeated_parameters(config: TrialConfig) -> int:
     mlp = model.num_layers * model.hidden_size * model.intermediate_size  # one matrix of each layer
     if config.engine.name == "megatron" and checkpointing == "selective":
         return 3 * mlp  # its MLPs alone, and whole
-    if config.engine.name in (*ZERO_3, "megatron"):  # Megatron's checkpointing repeats whole layers
+    if config.engine.facts.sharding in ("zero_3", "megatron"):  # Megatron's checkpointing repeats whole layers
         # DeepSpeed's TiledMLP keeps its input alone, so its backward repeats its forward once more
         return layers_matmul_parameters(model) + (3 * mlp if config.workload.mlp_tile_tokens else 0)
     kept = 3 * mlp if checkpointing == "selective_mlp" else mlp
@@ -262,14 +256,15 @@ def updated_elements(config: TrialConfig, rank: int) -> int:
 
     FSDP2 updates each parameter once a replica. ZeRO-3 cuts each flat into equal parts over all ranks, and pads it.
     """
-    if config.engine.name in FSDP2 and config.world == "one_rank":
+    on_fsdp2 = config.engine.facts.sharding == "fsdp2"
+    if on_fsdp2 and config.world == "one_rank":
         shard = rank % config.num_shards
 
         def of_rank(shapes: ParameterShapes) -> int:
             return sum(_elements_of_shard(shape, shard, config.num_shards) for shape in shapes.values())
 
         return of_rank(root_shapes(config.model)) + of_layers(config.model, of_rank)
-    if config.engine.name in FSDP2:
+    if on_fsdp2:
         return config.dp_replicate_size * num_parameters(config.model)
     size = config.world_size
 
@@ -307,8 +302,8 @@ def expected_work(
     calls: of this rank, in one attention call of each kind; None: it is not known how the method calls the kernel.
     products: whether all matrix products outside the kernel are the decoder's.
     """
-    engine = config.engine.name
-    if engine not in (*OUR_DECODER, *HUGGING_FACE):
+    decoder = config.engine.facts.decoder
+    if decoder not in ("sp_bench", "transformers"):
         return ExpectedWork()
     expected = ExpectedWork(
         matmul_flops=matmul_flops_by_dtype(config, padded_seq_len) if products else None,
@@ -317,7 +312,7 @@ def expected_work(
         updated_by=_updated_by(config),
         half_sums=_half_sums(config),
     )
-    if calls is None or engine in HUGGING_FACE:
+    if calls is None or decoder == "transformers":
         return expected
     layers = [(number * config.workload.num_micro_batches, calls[kind]) for kind, number in attended(config).items()]
     forward, backward = sum(n * each.forward for n, each in layers), sum(n * each.backward for n, each in layers)

@@ -20,7 +20,6 @@ from sp_bench.config.parsing import shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.config.workload import AUTO, COMPARED, FEWEST_TIMED_STEPS
 from sp_bench.costs import message_sizes
-from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.driver.derived import TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
 from sp_bench.methods import closed_forms, real_rank
 from sp_bench.planning.plan import resolve
@@ -88,9 +87,8 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     workload = config.workload
     trial = f"{workload.name} trial"
     trials = {"any": trial, workload.name: trial, workload.pass_kind: trial}
-    own = (
-        workload.name not in COMPARED and config.engine.name not in HUGGING_FACE
-    )  # others perturb no attention of theirs
+    # others perturb no attention of theirs
+    own = workload.name not in COMPARED and config.engine.facts.decoder != "transformers"
     if workload.packing != "none" and own and config.world == "ranks":
         trials["perturbed"] = "trial of packed documents"
     if any(config.attention_shape(config.seq_len, kind).window for kind in config.kinds) and config.world == "ranks":

@@ -1,9 +1,9 @@
 """What trains a decoder around its attention: sharding of parameters, loss, optimizer. One file an engine.
 
-To add one: a file with the functions of `Engine`, its name in NAMES, what it can run in `requirements`,
-conf/engine/<name>.yaml, and a line in the parametrised tests. The driver knows `requirements` only, which imports no
-torch. One that stays outside this package is brought by the entry point group sp_bench.engines, and says itself what it
-can run (`OutsideEngine`): docs/OUTSIDE.md.
+To add one: a file with the functions of `Engine`, what it is in FACTS of config/engine.py, what it can run in
+`requirements`, conf/engine/<name>.yaml, and a line in the parametrised tests. The driver knows `requirements` only,
+which imports no torch. One that stays outside this package is brought by the entry point group sp_bench.engines, and
+says itself what it can run (`OutsideEngine`): docs/OUTSIDE.md.
 """
 
 import importlib
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
+from sp_bench.config.engine import FACTS
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from sp_bench.training.train import StepResult, Tick, Watch
 
-NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
+NAMES = tuple(FACTS)
 
 
 class Engine(Protocol):

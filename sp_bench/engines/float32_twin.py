@@ -6,7 +6,6 @@ from sp_bench import methods
 from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.kernels import REFERENCE
 
 
@@ -20,7 +19,8 @@ def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     """
     workload = replace(config.workload, linear_dtype="model")  # FP8 is proven beside it (oracle/float8.py)
     twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE), workload=workload)
-    if config.engine.name in HUGGING_FACE and config.kernel.name == "flash_attn" and config.workload.packing != "none":
+    of_transformers = config.engine.facts.decoder == "transformers"
+    if of_transformers and config.kernel.name == "flash_attn" and workload.packing != "none":
         twin = replace(twin, kernel=config.kernel)
     method = methods.get(config.method.name)
     shapes = [twin.attention_shape(config.seq_len, kind) for kind in twin.kinds if kind != "delta"]

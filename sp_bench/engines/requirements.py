@@ -1,4 +1,4 @@
-"""What the engines are made of and which trials they can run: known without torch and without the libraries."""
+"""Which trials the engines can run, and whose code they are: known without torch and without the libraries."""
 
 import shutil
 from dataclasses import replace
@@ -6,7 +6,7 @@ from functools import cache
 
 from sp_bench import engines, hardware, methods
 from sp_bench.config.documents import MULTIPLE
-from sp_bench.config.engine import EngineConfig
+from sp_bench.config.engine import FACTS, EngineConfig
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
@@ -19,46 +19,24 @@ from sp_bench.methods import installed
 HF_METHOD = "deepspeed_ulysses_hf"
 MEGATRON_METHOD = "transformer_engine"
 MEGATRON_VARIANTS = ("p2p", "all_gather", "a2a")  # cp_comm_type; a2a+p2p would need hierarchical process groups
-_PACKAGES = {
-    "fsdp2": (),
-    "deepspeed": ("deepspeed",),
-    "hf_deepspeed": ("deepspeed", "transformers"),
-    "hf_trainer": ("deepspeed", "transformers", "accelerate"),
-    "trl_sft": ("deepspeed", "transformers", "accelerate", "trl"),
-    "hf_fsdp2": ("transformers", "accelerate"),
-    "megatron": ("megatron-core", "transformer-engine"),
-}
-_EXTRAS = {
-    "deepspeed": "deepspeed",
-    "hf_deepspeed": "hugging-face",
-    "hf_trainer": "hugging-face",
-    "trl_sft": "trl",
-    "hf_fsdp2": "hugging-face",
-    "megatron": "megatron",
-}
-_TRAINERS = ("hf_trainer", "trl_sft")
-HUGGING_FACE = ("hf_deepspeed", *_TRAINERS)  # transformers' models on ZeRO-3, with DeepSpeed's Ulysses
-_PACKING = ("fsdp2", *HUGGING_FACE, "hf_fsdp2")  # their loaders know documents and masked labels
-# whose first step peaks below later ones: it has no moments yet, or ZeRO-3 gathers nothing ahead in it
-_FIRST_IS_LESS = ("deepspeed", *HUGGING_FACE, "hf_fsdp2", "megatron")
-_OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
+# engines whose loaders know documents and masked labels
+_PACKING = ("fsdp2", *(name for name, facts in FACTS.items() if facts.decoder == "transformers"))
 # Ada, the first whose tensor cores have FP8, and Hopper, for which TransformerEngine has block-wise products
 FLOAT8_CAPABILITY = {"float8_rowwise": (8, 9), "float8_tensorwise": (8, 9), "float8_blockwise": (9, 0)}
-_PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
 
 def implementation(engine: EngineConfig) -> str:
     """Whose code trains: sp_bench, or the libraries and their versions."""
     if engine.name not in engines.NAMES:
         return engines.get_outside(engine.name).IMPLEMENTATION
-    return " ".join(map(installed, _PACKAGES[engine.name])) or "sp_bench"
+    return " ".join(map(installed, engine.facts.packages)) or "sp_bench"
 
 
 def batch_loading(engine: EngineConfig) -> str:
     """Where the tokens of a timed step come onto the device: before (the first step) | in_step."""
     if engine.name not in engines.NAMES:
         return engines.get_outside(engine.name).BATCH_LOADING
-    return "before" if engine.name in _PRELOADED else "in_step"
+    return "in_step" if engine.facts.decoder == "transformers" else "before"
 
 
 def traffic(config: TrialConfig, padded_len: int, attention: Traffic) -> Traffic | None:
@@ -97,7 +75,7 @@ def _step_reason(config: TrialConfig) -> Prose | None:
             f"equal parts, documents are multiples of {MULTIPLE} tokens, and training pads none of them; use sp_size "
             f"in {{{valid}}}, or method.layout=zigzag"
         )
-    if (tile := config.workload.mlp_tile_tokens) is not None and name not in ("fsdp2", *HUGGING_FACE):
+    if (tile := config.workload.mlp_tile_tokens) is not None and not (name == "fsdp2" or engine.facts.hf_on_zero_3):
         return (
             f"workload.mlp_tile_tokens={tile}: engine {name} computes an MLP without tiles; leave it out, or use "
             "engine=fsdp2 or hf_deepspeed"
@@ -135,13 +113,12 @@ def _step_reason(config: TrialConfig) -> Prose | None:
         )
     if config.workload.fit and (reason := _fit_reason(config)):
         return reason
-    if config.workload.single_step and config.workload.warmup_steps == 0 and name in _FIRST_IS_LESS:
+    if config.workload.single_step and config.workload.warmup_steps == 0 and name != "fsdp2":
+        # it has no moments yet, or ZeRO-3 gathers nothing ahead in it
         return (
             f"workload.single_step=true: the first step of engine {name} peaks below later ones; use "
             "workload.warmup_steps=1"
         )
-    if name in _OFFLOADLESS and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
-        return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"
     return None
 
 
@@ -167,7 +144,9 @@ def _fsdp2_reason(config: TrialConfig) -> Prose | None:
 
 def _library_reason(config: TrialConfig) -> Prose | None:
     """What engines of libraries cannot do."""
-    name, engine = config.engine.name, config.engine
+    name, engine, facts = config.engine.name, config.engine, config.engine.facts
+    if facts.sharding != "zero_3" and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
+        return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"
     linear = config.workload.linear_dtype
     if linear != "model" and name != "megatron":
         # torchao's product saves its weight. FSDP2 empties that memory, but DeepSpeed lets go of it and gathers anew.
@@ -186,17 +165,17 @@ def _library_reason(config: TrialConfig) -> Prose | None:
             f"engine {name} has neither forward_prefetch, backward_prefetch, reshard_after_forward nor "
             "reduce_gradients; leave them out, or use engine=fsdp2"
         )
-    if (code := config.workload.model_code) not in (None, "eager") and not (code == "liger" and name in HUGGING_FACE):
+    if (code := config.workload.model_code) not in (None, "eager") and not (code == "liger" and facts.hf_on_zero_3):
         return f"workload.model_code={code}: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
     if reason := _checkpointing_reason(config):
         return reason
-    if missing := hardware.missing_packages(*_PACKAGES[name]):
-        return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
+    if missing := hardware.missing_packages(*facts.packages):
+        return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{facts.extra}]'"
     if name == "hf_fsdp2":
         return _hf_fsdp2_reason(config)
     if name == "megatron":
         return _megatron_reason(config) or _float8_reason(config)
-    return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
+    return _deepspeed_reason(config) or (None if name == "deepspeed" else _hf_on_zero_3_reason(config))
 
 
 def _checkpointing_reason(config: TrialConfig) -> Prose | None:
@@ -220,7 +199,7 @@ def _checkpointing_reason(config: TrialConfig) -> Prose | None:
 
 def _fit_reason(config: TrialConfig) -> Prose | None:
     name, method = config.engine.name, config.method.name
-    if name in HUGGING_FACE or (name == "fsdp2" and hasattr(methods.get(method), "kernel_calls")):
+    if config.engine.facts.hf_on_zero_3 or (name == "fsdp2" and hasattr(methods.get(method), "kernel_calls")):
         return None
     return (
         f"workload.fit=true: engine {name} with method {method} cannot leave attention's arithmetic out; use "
@@ -321,7 +300,7 @@ def _deepspeed_reason(config: TrialConfig) -> Prose | None:
     name = config.engine.name
     if config.dtype not in ("float32", "bfloat16"):
         return f"engine {name} trains in float32 or bfloat16, not dtype={config.dtype}; use one, or engine=fsdp2"
-    if config.dp_replicate_size > 1 and name not in _TRAINERS:
+    if config.dp_replicate_size > 1 and not config.engine.facts.is_trainer:
         return (
             f"dp_replicate_size={config.dp_replicate_size}: ZeRO-3 of engine {name} shards over all ranks; use "
             f"dp_shard_size={config.dp_replicate_size * config.dp_shard_size}, or engine=fsdp2"
@@ -331,8 +310,8 @@ def _deepspeed_reason(config: TrialConfig) -> Prose | None:
     return None
 
 
-def _hugging_face_reason(config: TrialConfig) -> Prose | None:
-    name, method = config.engine.name, config.method.name
+def _hf_on_zero_3_reason(config: TrialConfig) -> Prose | None:
+    name, method, facts = config.engine.name, config.method.name, config.engine.facts
     if config.sp_size == 1 and method != "single":
         return f"sp_size=1: engine {name} then has no sequence parallelism; use method=single, or sp_size of 2 or more"
     if config.sp_size > 1 and method != HF_METHOD:
@@ -343,7 +322,7 @@ def _hugging_face_reason(config: TrialConfig) -> Prose | None:
             f"for one of the world, so sp_size={config.sp_size} must be all {config.world_size} ranks; use it, or "
             "fabric=nvlink"
         )
-    if name in _TRAINERS and config.hardware.device == "cpu" and (reason := _trainer_on_cpu_reason(config)):
+    if facts.is_trainer and config.hardware.device == "cpu" and (reason := _trainer_on_cpu_reason(config)):
         return reason
     if config.kernel.name not in ATTENTION:
         return f"engine {name} runs no kernel={config.kernel.name}; use one of {', '.join(ATTENTION)}"

@@ -106,7 +106,7 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     # A method from outside that does not say how it calls the kernel may multiply matrices anywhere.
     products = bool(calls) or source_of(name) is None
     # Nothing tells the products of torch's sdpa on its math backend from those of transformers' layers.
-    products &= not (config.engine.name in training_costs.HUGGING_FACE and config.kernel.name == REFERENCE)
+    products &= not (config.engine.facts.decoder == "transformers" and config.kernel.name == REFERENCE)
     # Those that put states together are in the method, by no closed form.
     products &= all(config.method_of(kind).name != "state_passing" for kind in config.kinds)
     if config.workload.name in TRAINING:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import listed
 from sp_bench.analysis.selection import Selection
+from sp_bench.config.engine import FACTS
 from sp_bench.config.options import BY_COLUMN, BY_PATH
 from sp_bench.config.trial import TrialConfig
 from sp_bench.formats import counted
@@ -29,7 +30,6 @@ LIBRARIES = ("implementation", "engine_implementation")  # name==version, one or
 ENVIRONMENT = ("python", "cpu_cores", "device_names", "driver", "cuda", "cudnn", "nccl", "process_group")  # kept
 OOM_SITES = ("torch", "nccl", "host")
 DEVICES = ("a100", "b200", "cpu", "h100", "h200")  # of conf/hardware
-ENGINES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 # Of conf/model and conf/link, beside those that options name
 OTHERS = ("llama2_7b", "nodes_200g", "nodes_400g", "nodes_400g_short")
 PRIMITIVES = ("all_gather", "all_to_all", "send_recv", "none")
@@ -100,7 +100,7 @@ class _Numbered:
 def _known_words() -> set[str]:
     """The names of this package and the choices of its options."""
     named = [map(str, option.words) for option in BY_PATH.values() if isinstance(option.words, Mapping)]
-    known = {*PACKAGES, *DEVICES, *ENGINES, *OTHERS, *PRIMITIVES, OWN_CODE, *_choices(TrialConfig), *BY_PATH}
+    known = {*PACKAGES, *DEVICES, *FACTS, *OTHERS, *PRIMITIVES, OWN_CODE, *_choices(TrialConfig), *BY_PATH}
     return known.union(*named, *(path.split(".") for path in BY_PATH))
 
 

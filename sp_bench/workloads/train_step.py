@@ -16,7 +16,7 @@ from torch import Tensor
 from sp_bench import engines, kernels
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
-from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes, train_step_traffic
+from sp_bench.costs.training import offloaded_inputs_bytes, train_step_traffic
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
@@ -253,7 +253,7 @@ def prove_attention(job: Job) -> tuple[dict[str, Any], list[reduced_length.Error
         with train.open_attention(config, padded_len, job.mesh, kind) as attention:
             found.append(check(attention, kernels.get(name), name, shape, job.mesh, job.device, config.seed))
     columns = largest(found)
-    if config.engine.name in HUGGING_FACE:  # the perturbed attention was not that of the model that trains
+    if config.engine.facts.decoder == "transformers":  # the perturbed attention was not that of the model that trains
         columns = {name: each for name, each in columns.items() if name not in reduced_length.PERTURBED}
     return columns, [budget_at(each, config) for each in found]
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import engines, hardware, methods
-from sp_bench.config.engine import EngineConfig
+from sp_bench.config.engine import EngineConfig, EngineFacts
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
@@ -35,7 +35,7 @@ from .rows import asked_for
 
 FIRST = {"hf_fsdp2": "transformers", "megatron": "megatron-core"}  # packages
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
-HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
+HF_ON_ZERO_3 = ["hf_deepspeed", "hf_trainer", "trl_sft"]
 PACKED = {"workload__packing": "fixed", "workload__document_len": 64}
 MASKED = {"workload__masked_label_share": 0.5}
 FULL = {"workload__activation_checkpointing": "full"}
@@ -64,7 +64,7 @@ def make(make_config):
     """A trial that its engine can run, but for what is changed."""
 
     def make(engine: str, **changes) -> TrialConfig:
-        method = {"method": "deepspeed_ulysses_hf", "kernel": "flash_attn"} if engine in HUGGING_FACE else {}
+        method = {"method": "deepspeed_ulysses_hf", "kernel": "flash_attn"} if engine in HF_ON_ZERO_3 else {}
         if engine == "hf_fsdp2":
             method = {"method": "torch_context_parallel", "kernel": "cudnn"}
         if engine == "megatron":
@@ -77,6 +77,11 @@ def make(make_config):
 
 def test_every_engine_has_its_file():
     assert set(choices("engine")) == set(engines.NAMES)
+
+
+def test_what_an_engine_is_follows_from_its_name_and_of_one_from_outside_nothing_is_known():
+    assert [name for name in engines.NAMES if EngineConfig(name).facts.hf_on_zero_3] == HF_ON_ZERO_3
+    assert EngineConfig("from_outside").facts == EngineFacts()
 
 
 @pytest.mark.usefixtures("libraries")
@@ -313,7 +318,7 @@ def test_a_first_step_that_peaks_below_later_ones_is_not_the_only_one(make, name
     assert reason not in str(requirements.unsupported_reason(make(name, **SINGLE)))
 
 
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("name", HF_ON_ZERO_3)
 def test_hugging_faces_stacks_run_at_their_best(make, monkeypatch, name):
     monkeypatch.setattr(hardware, "package_versions", lambda: VERSIONS | {"liger-kernel": "0.8.5"})
     best = FIT | FULL | {"kernel": "cudnn", "workload__model_code": "liger", "workload__mlp_tile_tokens": 64}
@@ -323,7 +328,7 @@ def test_hugging_faces_stacks_run_at_their_best(make, monkeypatch, name):
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("name", HF_ON_ZERO_3)
 def test_hugging_faces_stacks_take_packs_and_masked_labels(make, name):
     for more in ({"method": "single", "sp_size": 1, "dp_shard_size": 2}, {}):
         for kernel in ("flash_attn", "math"):
@@ -353,7 +358,7 @@ def test_on_packs_transformers_flash_attention_stays_in_the_float32_twin(make):
         config, proven = float32_twin(make(name, **changes))
         return config.kernel.name, config.dtype, proven
 
-    for name in HUGGING_FACE:
+    for name in HF_ON_ZERO_3:
         assert twin(name, **PACKED) == ("flash_attn", "float32", "method")
         assert twin(name, kernel="math", **PACKED) == twin(name) == ("math", "float32", "method")
     assert twin("fsdp2", method="ulysses", kernel="flash_attn", **PACKED) == ("math", "float32", "method")
@@ -506,7 +511,7 @@ def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make, chan
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("name", [*HUGGING_FACE, "hf_fsdp2", "megatron"])
+@pytest.mark.parametrize("name", [*HF_ON_ZERO_3, "hf_fsdp2", "megatron"])
 def test_the_published_baseline_of_data_parallelism_alone_runs(make, name):
     assert (
         requirements.unsupported_reason(make(name, kernel="cudnn", method="single", sp_size=1, dp_shard_size=4)) is None

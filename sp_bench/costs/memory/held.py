@@ -7,7 +7,6 @@ from sp_bench.config.workload import TRAINING
 from sp_bench.costs.memory import fsdp2, zero_3
 from sp_bench.costs.memory.decoder import kept_bytes
 from sp_bench.costs.memory.parts import stored_bytes
-from sp_bench.costs.training import FSDP2
 
 PROCESS_BYTES = 11 * 2**27  # that a rank on a GPU takes of its host; in all committed rows of training it takes more
 
@@ -69,4 +68,4 @@ def offloaded_bytes(config: TrialConfig) -> float:
 
 
 def _copies(config: TrialConfig) -> int:
-    return config.dp_replicate_size if config.engine.name in FSDP2 else 1  # other engines shard over all ranks
+    return config.dp_replicate_size if config.engine.facts.sharding == "fsdp2" else 1  # others shard over all ranks
