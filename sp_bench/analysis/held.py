@@ -188,14 +188,20 @@ def held(cells: Sequence[Cell]) -> list[Held]:
     return sorted(found, key=_order)
 
 
-def largest_error(helds: Sequence[Held], workload: str) -> float | None:
-    """The largest error of a workload's times on NVLink, where measured rows are of like code; None: there are none."""
-    errors = [
-        abs(each.ratio - 1)
+def errors(helds: Sequence[Held], workload: str) -> tuple[float, ...]:
+    """The relative errors of a workload's times on NVLink, where measured rows are of like code: the lowest first.
+    Below 0 one rank is too short."""
+    counts = [
+        each
         for each in helds
         if each.is_like_code and (each.one.asked["workload"], each.one.asked["fabric"]) == (workload, "nvlink")
     ]
-    return max(errors, default=None)
+    return tuple(sorted(each.ratio - 1 for each in counts))
+
+
+def largest_error(helds: Sequence[Held], workload: str) -> float | None:
+    """The largest of `errors`, without its sign; None: there are none."""
+    return max(map(abs, errors(helds, workload)), default=None)
 
 
 def traced_exposed_ms(cell: Cell) -> float | None:

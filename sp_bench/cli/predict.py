@@ -91,7 +91,7 @@ def project(
             print(_map(fit, attention, gpus_per_node))
             return
         asked = [
-            (candidates.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory)), config)
+            (candidates.Cluster(number, gpus_per_node, network, *_memory(fit, memory)), config)
             for number in _numbers("--gpus", gpus)
             for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
         ]
@@ -141,8 +141,7 @@ def _ways(fitted: Any, fit: Any, asked: Sequence[tuple[Any, Any]], kept: Sequenc
         except candidates.NothingFits as error:
             print(f"sp-bench: {error}", file=sys.stderr)
             continue
-        if fitted.one_rank_error is not None:
-            found += candidates.as_one_rank(ways, fitted.one_rank, fitted.one_rank_error, cluster)
+        found += candidates.as_one_rank(ways, fitted.one_rank, fitted.one_rank_errors, cluster)
         found += candidates.best_of_each_method(ways)
     if as_json:
         return json.dumps([each.as_json() for each in found], indent=1)
@@ -188,8 +187,8 @@ def advise(
     _numbers("--gpus", str(gpus))
     fitted = _fitted(folders, hardware)
     fit = fitted.fits[hardware]
-    cluster = candidates.Cluster(gpus, gpus_per_node, network, _memory_gib(fit, memory))
-    error, steps = fitted.one_rank_error, fitted.one_rank
+    cluster = candidates.Cluster(gpus, gpus_per_node, network, *_memory(fit, memory))
+    errors, steps = fitted.one_rank_errors, fitted.one_rank
     try:
         attention = kernel or fit.fastest_kernel
         config, *others = _steps(model, hardware, attention, fit.fabric, seq_len, config_dir)
@@ -197,13 +196,13 @@ def advise(
             raise ConfigError(f"--seq-len {shown(seq_len)}: give one length; `sp-bench project` takes several")
         found = candidates.candidates(fit, config, cluster)
         if measure:
-            if error is None:
+            if not errors:
                 raise ConfigError("--measure: these campaigns do not say how wrong one rank is; leave them out")
             runs = candidates.to_measure(found, cluster, candidates.link_of(cluster, _links()))
             steps = one_rank_steps(_measured_as_one_rank(runs))
     except projection.NotProjectable as reason:
         raise ConfigError(str(reason)) from None
-    ones = [] if error is None else candidates.as_one_rank(found, steps, error, cluster)
+    ones = candidates.as_one_rank(found, steps, errors, cluster)
     if measure and not ones:
         why = "fewer than two methods that ran fit in its memory and can be compared"
         print(f"sp-bench: --measure: {why}; by the fit:", file=sys.stderr)
@@ -212,7 +211,7 @@ def advise(
         ways = [*ones, *fits] if candidates.recommended(found, ones).one_rank else [*fits, *ones]
         print(json.dumps([each.as_json(price) for each in ways], indent=1))
     else:
-        print("\n".join(advice.advice(found, cluster, ones, price)))
+        print("\n".join(advice.advice(found, cluster, ones, price, _missing(config))))
 
 
 def _measured_as_one_rank(runs: Sequence[Sequence[str]]) -> Any:
@@ -283,10 +282,27 @@ def _steps(
     return configs
 
 
-def _memory_gib(fit: Any, given: float | None) -> float:
-    if (found := given or fit.memory_gib) is None:
+def _missing(config: Any) -> str:
+    """Why the kernel cannot run on GPUs of a machine with the packages of this one: it names the one it needs."""
+    from sp_bench import kernels
+
+    shape = config.attention_shape(config.seq_len)
+    return kernels.get(config.kernel.name).unsupported_reason(shape, config.hardware.device) or ""
+
+
+def _memory(fit: Any, given: float | None) -> tuple[float, str | None]:
+    """GiB of one GPU; and the hardware of a command for GPUs with other memory than the rows', whose name nobody
+    gave."""
+    from sp_bench.planning.overrides import THIS_DEVICE
+
+    of_rows = fit.memory_gib
+    if (found := given or of_rows) is None:
         raise ConfigError("the rows do not say how much memory a device has; give --memory")
-    return found
+    is_other = of_rows is not None and abs(found / of_rows - 1) > SAME_MEMORY
+    return found, THIS_DEVICE if is_other else None
+
+
+SAME_MEMORY = 0.02  # GPUs are those of the rows if they have as much memory within this share: 139.8 GiB, or 141
 
 
 def _numbers(option: str, given: str) -> list[int]:

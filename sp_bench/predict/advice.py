@@ -31,12 +31,16 @@ ASSUMPTIONS = (
 
 
 def advice(
-    found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidate] = (), price: float | None = None
+    found: Sequence[Candidate],
+    cluster: Cluster,
+    ones: Sequence[Candidate] = (),
+    price: float | None = None,
+    missing: str = "",
 ) -> list[str]:
     """What to use, what it needs, how fast, what a million tokens take, what may be faster, each method over all GPUs
     and side by side, and how to measure it.
 
-    ones: of `as_one_rank`.
+    ones: of `as_one_rank`. missing: what the kernel needs and this machine lacks.
     """
     best = recommended(found, ones)
     over_all = [each for each in found if is_over_all(each, cluster)]
@@ -56,7 +60,7 @@ def advice(
         f"Memory: {_held(best, cluster)}; {evidence}.",
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, a million tokens in "
         f"{number(best.gpu_hours)} {cost_text(best.gpu_hours, price)}, "
-        f"+-{_share(best.band)}{beyond}; {_rests_on(best)}",
+        f"{'such steps were ' if best.short else ''}{best.error}{beyond}; {_rests_on(best)}",
         *_of_other_layers(best),
         *_faster(found, best),
     ]
@@ -65,13 +69,13 @@ def advice(
         ways = ones if best.one_rank else over_all
         lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ways, over_all, best, same, cluster.gpus)}.")
         if ones and not best.one_rank:
-            ran = [f"{_beside(each, best)} (+-{_share(each.band)})" for each in ones]
+            ran = [f"{_beside(each, best)} ({each.error})" for each in ones]
             lines.append(f"As one real rank: {'; '.join(ran)}.")
         side_by_side = [each for each in found if not is_over_all(each, cluster)]
         by = ", by the fit" if best.one_rank else ""
         several = [_named(side_by_side, [], best, same, 2)] if cluster.gpus > 2 else []
         lines.append(f"Sequences side by side{by}: {'; '.join([_on_one_gpu(side_by_side, best), *several])}.")
-    return [*lines, _how_to_measure(best)]
+    return [*lines, *([f"Missing here: {missing}."] if missing else []), _how_to_measure(best)]
 
 
 def _of_other_layers(best: Candidate) -> list[str]:
@@ -110,13 +114,13 @@ def _faster(found: Sequence[Candidate], best: Candidate) -> list[str]:
     way = (there or equal)[0]
     return [
         f"Faster by the fit: {way.named(' GPUs')}, with {_other_options(way, best)}: {number(way.ms / 1e3)} s, "
-        f"{way.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, +-{_share(way.band)}; {way.peak_bytes / GIB:,.1f} GiB a GPU"
+        f"{way.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, {way.error}; {way.peak_bytes / GIB:,.1f} GiB a GPU"
         f"{_on_host(way)}; it rests on {_evidence(way.rests_on)}."
     ]
 
 
 def _not_told_apart(error: float) -> str:
-    return f"not told apart (+-{_share(error)})"
+    return f"not told apart (within {error:.0%})"
 
 
 def _of_each(ways: Sequence[Candidate], best: Candidate) -> dict[str, Candidate]:
@@ -163,7 +167,7 @@ def _on_one_gpu(ways: Sequence[Candidate], best: Candidate) -> str:
 
 
 def _beside(each: Candidate, best: Candidate) -> str:
-    """Ulysses: 5.18 s, 38.9 GiB, not told apart (+-4%); Ulysses over 2, 4 at once: 20.8 s, 104.6 GiB."""
+    """Ulysses: 5.18 s, 38.9 GiB, not told apart (within 4%); Ulysses over 2, 4 at once: 20.8 s, 104.6 GiB."""
     sequences = each.config.dp_shard_size
     plain = sequences == 1 and each.config.method.name != "usp"
     name = words.METHODS[each.config.method.name] if plain else each.named()
@@ -187,13 +191,12 @@ def _other_options(each: Candidate, best: Candidate) -> str:
 
 
 def _how_to_measure(best: Candidate) -> str:
-    made = " ".join(best.overrides)
+    made, is_of_rows = " ".join(best.overrides), best.hardware == best.config.hardware.name
     if best.num_nodes == 1:
-        return f"Measure it (hardware= as yours is): sp-bench run {made}"
-    return (
-        f"Measure it on {best.num_nodes} hosts (hardware= as yours is; docs/CLUSTER.md): sp-bench submit {made} "
-        "--cluster mine"
-    )
+        where = "(hardware= as yours is)" if is_of_rows else "on the machine that has such GPUs"
+        return f"Measure it {where}: sp-bench run {made}"
+    where = "hardware= as yours is" if is_of_rows else "hardware= by name where you submit without such GPUs"
+    return f"Measure it on {best.num_nodes} hosts ({where}; docs/CLUSTER.md): sp-bench submit {made} --cluster mine"
 
 
 def _rests_on(best: Candidate) -> str:
@@ -210,13 +213,9 @@ def _error_of(best: Candidate) -> str:
     return "These options have one length: the error is the largest of others."
 
 
-def _share(band: float) -> str:
-    return f"{band:.0%}" if math.isfinite(band) else "?"
-
-
 def table(found: Sequence[Candidate], width: int | None = None) -> str:
     """The predictions. width: as of `text_table`."""
-    heads = ("GPUs", "tokens", "method", "options", "step, s", "+-", "tokens/s/GPU", "peak GiB", "")
+    heads = ("GPUs", "tokens", "method", "options", "step, s", "error", "tokens/s/GPU", "peak GiB", "")
     lines = [
         (
             whole(each.config.world_size),
@@ -224,7 +223,7 @@ def table(found: Sequence[Candidate], width: int | None = None) -> str:
             each.method,
             in_words(step_options(each.config)),
             number(each.ms / 1e3),
-            _share(each.band),
+            each.error,
             f"{each.tokens_per_s_per_gpu:,.0f}",
             f"{each.peak_bytes / GIB:,.1f}",
             ("one real rank" if each.one_rank else "extrapolated" if each.extrapolated else "") + _on_host(each),

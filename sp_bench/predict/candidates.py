@@ -14,7 +14,7 @@ from sp_bench.config.shape import AttentionShape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory, nccl, training
 from sp_bench.costs.attention import head_split_reason
-from sp_bench.formats import GIB, whole
+from sp_bench.formats import GIB, span, whole
 from sp_bench.predict.fitted import OneRankStep, network_gib_per_s
 from sp_bench.predict.projection import (
     METHODS,
@@ -57,7 +57,9 @@ class Candidate:
     num_nodes: int
     rests_on: tuple[Basis, ...]  # the measured training steps with the same options
     peak_errors: tuple[float, ...]  # relative, of the memory model on those of them whose peak is known
+    hardware: str  # of the command that measures it
     one_rank: OneRankStep | None = None  # whose time and peak these are; None: predicted by the fit
+    short: tuple[float, float] | None = None  # shares, at least and at most, by which such times were all too short
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -77,6 +79,13 @@ class Candidate:
         return f"{words.METHODS[name]} over {ulysses * ring}{unit}{split}"
 
     @property
+    def error(self) -> str:
+        """`+-10%`; `2.6% to 4.4% short`; `+-?` where nobody knows."""
+        if self.short:
+            return f"{span(self.short, '{:.1%}'.format)} short"
+        return f"+-{self.band:.0%}" if math.isfinite(self.band) else "+-?"
+
+    @property
     def overrides(self) -> list[str]:
         """The overrides of the command line that measures it."""
         config = self.config
@@ -85,7 +94,7 @@ class Candidate:
             f"engine={config.engine.name}",
             f"model={config.model.name}",
             f"kernel={config.kernel.name}",
-            f"hardware={config.hardware.name}",
+            f"hardware={self.hardware}",
             f"hardware.allocator={ALLOCATOR}",
             f"fabric={config.fabric.name if self.num_nodes == 1 else 'network'}",
             *([f"num_nodes={self.num_nodes}"] if self.num_nodes > 1 else []),
@@ -124,6 +133,7 @@ class Candidate:
             "rests_on_campaigns": list(self.one_rank.campaigns) if self.one_rank else campaigns(self.rests_on),
             "step_ms": self.ms,
             "relative_error": self.band if math.isfinite(self.band) else None,  # None: not known
+            "too_short_by": self.short,  # shares, at least and at most; None: the error is to both sides
             "relative_error_is_of_other_options": not self.one_rank and not has_several_lengths(self.rests_on),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "gpu_hours_per_million_tokens": self.gpu_hours,
@@ -142,6 +152,7 @@ class Cluster:
     gpus_per_node: int
     network_gib_per_s: float  # of one GPU to other nodes
     memory_gib: float  # of one GPU
+    hardware: str | None = None  # of the command that measures it; None: that of the rows
 
 
 def candidates(
@@ -307,6 +318,7 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
         math.ceil(cluster.gpus / cluster.gpus_per_node),
         rests_on,
         fit.peak_errors[step_options(config)],
+        cluster.hardware or config.hardware.name,
     )
 
 
@@ -315,20 +327,24 @@ SAME_NETWORK = 0.15  # a link is the one that was asked for if it carries as muc
 
 
 def as_one_rank(
-    found: Sequence[Candidate], steps: Sequence[OneRankStep], error: float, cluster: Cluster
+    found: Sequence[Candidate], steps: Sequence[OneRankStep], errors: Sequence[float], cluster: Cluster
 ) -> list[Candidate]:
     """The ways to train one sequence over all GPUs that rows of one real rank have, with their times and peaks: of
     the options that most methods have. None of one method alone, which would compare nothing, unless no other fits.
 
-    error: relative, of such times. Most tokens/s first.
+    errors: relative, of such times, the lowest first; without any there is no answer. Most tokens/s first.
     """
+    if not errors:
+        return []
+    error, short = max(map(abs, errors)), (-errors[-1], -errors[0])
     by_options: dict[StepOptions, dict[str, Candidate]] = {}
     for each in found:
         for step in steps if is_over_all(each, cluster) else ():
             if _is_of(step, each, cluster) and step.peak_gib * GIB <= each.usable_bytes:
-                band = error if each.num_nodes == 1 else max(error, each.band)  # it was held on NVLink alone
-                made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=band)
-                made = replace(made, extrapolated=False, one_rank=step)
+                is_held = each.num_nodes == 1  # rows check steps on NVLink alone
+                made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, extrapolated=False, one_rank=step)
+                made = replace(made, band=error if is_held else max(error, each.band))
+                made = replace(made, short=short if is_held and short[0] > 0 else None)
                 here = by_options.setdefault(step.options, {})
                 here[step.method] = min(here.get(step.method, made), made, key=lambda one: one.ms)
     if not by_options:
@@ -384,7 +400,7 @@ MOST_S = 60  # predicted seconds of a step that --measure runs whole; of a longe
 
 def to_measure(found: Sequence[Candidate], cluster: Cluster, link: str) -> list[list[str]]:
     """The overrides that run Ulysses, the ring and the all-gather over all GPUs as one real rank, with the options of
-    the recommended way."""
+    the recommended way. They name the hardware of the rows, beside which they are read."""
     options = step_options(preferred(found).config)
     over_all = [each for each in found if is_over_all(each, cluster) and step_options(each.config) == options]
     runs = []
@@ -394,7 +410,8 @@ def to_measure(found: Sequence[Candidate], cluster: Cluster, link: str) -> list[
             once = ["workload.warmup_steps=0", "workload.timed_steps=1", "workload.single_step=true"]
             few = ["workload.warmup_steps=1", "workload.timed_steps=3"]
             one = ["world=one_rank", f"link={link}", "isolation=group"]
-            runs.append([*each.overrides, *one, *layers, *(once if layers else few)])
+            of_rows = replace(each, hardware=each.config.hardware.name)
+            runs.append([*of_rows.overrides, *one, *layers, *(once if layers else few)])
     return runs
 
 

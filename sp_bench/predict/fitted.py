@@ -16,7 +16,7 @@ from typing import Any
 
 from sp_bench.analysis.cells import Cell, of_equal_steps
 from sp_bench.analysis.cells import cells as cells_of
-from sp_bench.analysis.held import held, largest_error
+from sp_bench.analysis.held import errors, held
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.over_depth import OverDepth, over_depth
 from sp_bench.analysis.selection import select
@@ -66,7 +66,7 @@ class Fitted:
     num_cells: int
     fits: dict[str, Fit]  # by hardware
     one_rank: tuple[OneRankStep, ...]
-    one_rank_error: float | None  # the largest of steps that rows of all ranks check
+    one_rank_errors: tuple[float, ...]  # relative, of steps that rows of all ranks check; negative: too short
 
 
 def of_cells(cells: Sequence[Cell], commit: str, hardware: Sequence[str]) -> Fitted:
@@ -76,7 +76,7 @@ def of_cells(cells: Sequence[Cell], commit: str, hardware: Sequence[str]) -> Fit
         NotProjectable: there are too few rows of one of them.
     """
     fits = {name: fit(cells, name) for name in hardware}
-    return Fitted(commit, len(cells), fits, one_rank_steps(cells), largest_error(held(cells), "train_step"))
+    return Fitted(commit, len(cells), fits, one_rank_steps(cells), errors(held(cells), "train_step"))
 
 
 def one_rank_steps(cells: Sequence[Cell]) -> tuple[OneRankStep, ...]:
@@ -140,7 +140,7 @@ def from_json(given: dict[str, Any]) -> Fitted:
         )
         for step in given["one_rank"]
     )
-    return Fitted(given["commit"], given["num_cells"], fits, one_rank, given["one_rank_error"])
+    return Fitted(given["commit"], given["num_cells"], fits, one_rank, tuple(given["one_rank_errors"]))
 
 
 def _basis(given: Sequence[Any]) -> Basis:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sp_bench import api
+from sp_bench import api, hardware
 
 from .console import console, refusal
 
@@ -233,6 +233,28 @@ def test_hardware_with_rows_of_one_gpu_alone_is_told_whose_rows_do_and_how_to_gi
     assert code == 0
     assert " GiB that tensors can take of 79.2 a GPU" in out
     assert "no hardware has them here" in refusal(capfd, "advise", rows[-1], *words, "--hardware", "h100")
+
+
+def test_a_command_for_gpus_with_other_memory_is_for_the_gpus_of_the_machine_it_runs_on(capfd, monkeypatch):
+    words = ["advise", "--model", "qwen3_8b", "--seq-len", "131072", "--gpus"]
+    for memory, name in (("79.2", "device"), ("141", "h200")):
+        _, out, _ = console(capfd, *words, "8", "--memory", memory)
+        assert f" hardware={name} " in out.splitlines()[-1]
+    _, out, _ = console(capfd, *words, "16", "--memory", "79.2")
+    assert "(hardware= by name where you submit without such GPUs; " in out.splitlines()[-1]
+    eight = tuple(hardware.Gpu("NVIDIA H100 80GB HBM3", f"GPU-{n}", 80 * 2**30, (9, 0)) for n in range(8))
+    monkeypatch.setattr(hardware, "gpus", lambda: hardware.Gpus("580", eight))
+    for packages, told in (({}, True), ({"flash-attn-4": "4.0"}, False)):
+        monkeypatch.setattr(hardware, "package_versions", lambda packages=packages: packages)
+        _, out, _ = console(capfd, *words, "8", "--memory", "79.2")
+        needs = "Missing here: kernel flash_attn_4 needs the flash-attn-4 package: pip install --pre flash-attn-4."
+        assert (needs in out.splitlines()) == told
+    words = out.splitlines()[-1].partition("sp-bench run ")[2].split()
+    code, out, err = console(capfd, "plan", *words)
+    assert code == 0, err
+    assert "1 to run" in out
+    of_rows = [word.replace("hardware=device", "hardware=h200") for word in words]
+    assert "this machine has NVIDIA H100" in refusal(capfd, "plan", *of_rows)
 
 
 def test_help_says_what_advice_assumes_unless_told(capfd):

@@ -1,14 +1,23 @@
 """Figures of a paper: whatever the width, titles, names and legends have room."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import pytest
 
+from sp_bench.analysis.fabric_model import Place
 from sp_bench.analysis.settings import settings
 from sp_bench.report import VENUES, Look, draw
-from sp_bench.report.figures import throughput
-from sp_bench.report.figures.style import LINE_IN, finish
+from sp_bench.report.figures import fabrics, steps, throughput, windows
+from sp_bench.report.figures.style import LINE_IN, Plot, finish
 
 from .rows import cells_of
-from .test_report import ULYSSES, replicated
+from .test_report import GATHER, ULYSSES, campaign, on_gpus, one_of, replicated
+
+
+def legend_of(plot: Plot) -> list[str]:
+    (legend,) = plot.figure.legends
+    return [text.get_text() for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize("column", [1, 2])
@@ -33,3 +42,47 @@ def test_a_height_that_the_reader_gave_stays() -> None:
     found = cells_of([*replicated(10.0, [1.0] * 6, **ULYSSES), *replicated(11.0, [1.0] * 6)])
     (drawing,) = draw(settings(found), found, Look(1, 1.5, "icml"), ["throughput"])
     assert drawing.width == round(96 * 3.25)
+
+
+def test_the_legend_of_steps_names_the_black_line_and_no_part_that_nobody_sees() -> None:
+    found = settings(cells_of(campaign()))
+    kernels, phases = steps.draw(found, Look())
+    assert legend_of(kernels)[-1] == "limit: attention and products alone"
+    assert {"attention", "copies from or to the host that nothing hides"} <= set(legend_of(kernels))
+    assert legend_of(phases) == ["forward", "recomputation", "backward", "optimizer"]
+    parts = {"attention": 99.9, "exposed_host_copies": 0.1}
+    bars = [steps.Bar(found[0], found[0].cells[0], parts, None)]
+    figure, _, _ = steps.stacked(bars, steps.KERNELS, "ms", "limit", Look())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["attention"]
+
+
+def test_panels_of_windows_share_one_legend_of_numbers_of_gpus() -> None:
+    rows = [
+        one_of(8, **method, window=window, num_nodes=hosts, fabric="network" if hosts > 1 else "nvlink")
+        for method in ({}, ULYSSES)
+        for window in (128, 4096)
+        for hosts in (1, 2, 8)
+    ]
+    (plot,) = windows.draw(cells_of(rows), Look())
+    assert legend_of(plot) == ["8 GPUs"]
+    ends = [axis.get_title(loc="left").rpartition(", ")[2] for axis in plot.figure.axes]
+    assert sorted(ends) == ["1 GPU a host", "4 GPUs a host", "one host"]
+
+
+def test_marks_of_many_methods_on_many_fabrics_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = cells_of([on_gpus(**method) for method in ({}, ULYSSES, GATHER)])
+    points = [
+        SimpleNamespace(
+            cell=cell, fabric=f"{n}", measured_ms=1.0, predicted_ms=1.0, bandwidth=SimpleNamespace(bytes_per_s=1.0)
+        )
+        for cell in cells
+        for n in range(9)
+    ]
+    monkeypatch.setattr(fabrics, "places", lambda cells: [Place("", 4096, 2, tuple(points))] * 3)  # pyright: ignore
+    plot = fabrics.draw(cells, Look())[0]
+    finish(plot, "fabrics", Look())
+    assert len(plot.figure.axes) == 3
+    for axis in plot.figure.axes:
+        marks = [line for line in axis.lines if line.get_marker() not in ("_", "None")]
+        at = sorted(axis.transData.transform((line.get_xdata()[0], 1))[0] for line in marks)
+        assert min(b - a for a, b in pairwise(at)) > marks[0].get_markersize() / 72 * plot.figure.dpi

@@ -14,7 +14,8 @@ import pytest
 from sp_bench import hardware, report
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.grades import aged_by
-from sp_bench.analysis.held import held, largest_error
+from sp_bench.analysis.held import errors as held_errors
+from sp_bench.analysis.held import held
 from sp_bench.analysis.limits import limits
 from sp_bench.config.machine import LinkConfig
 from sp_bench.config.method import MethodConfig
@@ -310,7 +311,7 @@ def test_the_file_of_the_package_is_what_committed_rows_say(fit_of_all):
         assert before.errors == pytest.approx(after.errors, rel=1e-5, abs=1e-9)
     cells = committed()
     assert [s.step_ms for s in kept.one_rank] == pytest.approx([s.step_ms for s in fitted.one_rank_steps(cells)])
-    assert kept.one_rank_error == pytest.approx(largest_error(held(cells), "train_step"))
+    assert kept.one_rank_errors == pytest.approx(held_errors(held(cells), "train_step"))
 
 
 def test_times_of_one_real_rank_are_compared_with_none_of_the_fit(fit_of_all, qwen):
@@ -318,18 +319,23 @@ def test_times_of_one_real_rank_are_compared_with_none_of_the_fit(fit_of_all, qw
     short = replace(qwen, seq_len=65536, kernel=replace(qwen.kernel, name="flash_attn_4"))
     found = candidates.candidates(fit_of_all, short, cluster)
     steps = fitted.load().one_rank
-    ones = candidates.as_one_rank(found, steps, 0.04, cluster)
+    ones = candidates.as_one_rank(found, steps, (-0.04, -0.02), cluster)
     assert {each.config.method.name for each in ones} == {"ulysses", "ring"}
     lines = advice.advice(found, cluster, ones)
-    assert ", ring not told apart (+-4%), with" in lines[0]
+    assert ", ring not told apart (within 4%), with" in lines[0]
+    assert ", such steps were 2.0% to 4.0% short; one real rank of 4" in lines[2]
+    assert ones[0].as_json()["too_short_by"] == (0.02, 0.04)
+    for errors_to_both_sides in ((-0.04, 0.01), (0.02, 0.04)):
+        assert candidates.as_one_rank(found, steps, errors_to_both_sides, cluster)[0].error == "+-4%"
+    assert candidates.as_one_rank(found, steps, (), cluster) == []
     one_sequence, side_by_side = lines[-3:-1]
     assert re.search(r"all-gather: \S+ s, \S+ GiB, by the fit, which has \S+ at \S+ s\.$", one_sequence)
     assert side_by_side.startswith("Sequences side by side, by the fit: ")
     assert "not told apart" not in side_by_side
     assert "x the time" not in side_by_side
-    assert candidates.as_one_rank(found, steps, 0.04, replace(cluster, gpus=8)) == []
+    assert candidates.as_one_rank(found, steps, (0.04,), replace(cluster, gpus=8)) == []
     small = [replace(each, usable_bytes=20.0 * GIB) for each in found]
-    assert candidates.as_one_rank(small, steps, 0.04, cluster) == []
+    assert candidates.as_one_rank(small, steps, (0.04,), cluster) == []
 
 
 def test_one_method_alone_ran_as_one_rank_and_is_used_only_where_no_other_fits(fit_of_all, qwen):
@@ -337,9 +343,9 @@ def test_one_method_alone_ran_as_one_rank_and_is_used_only_where_no_other_fits(f
     short = replace(qwen, seq_len=65536, kernel=replace(qwen.kernel, name="flash_attn_4"))
     found = candidates.candidates(fit_of_all, short, cluster)
     rings = [step for step in fitted.load().one_rank if step.method == "ring"]
-    assert candidates.as_one_rank(found, rings, 0.04, cluster) == []
+    assert candidates.as_one_rank(found, rings, (0.04,), cluster) == []
     alone = [each for each in found if each.config.method.name not in ("ulysses", "all_gather")]
-    (one,) = candidates.as_one_rank(alone, rings, 0.04, cluster)
+    (one,) = candidates.as_one_rank(alone, rings, (0.04,), cluster)
     assert one.config.method.name == "ring"
 
 
@@ -359,7 +365,7 @@ def test_what_one_rank_says_carries_none_of_the_fits_evidence(fit_of_all, qwen):
     cluster = candidates.Cluster(4, 8, 45.0, 140.0)
     short = replace(qwen, seq_len=65536, kernel=replace(qwen.kernel, name="flash_attn_4"))
     found = [replace(each, extrapolated=True) for each in candidates.candidates(fit_of_all, short, cluster)]
-    for each in candidates.as_one_rank(found, fitted.load().one_rank, 0.04, cluster):
+    for each in candidates.as_one_rank(found, fitted.load().one_rank, (0.04,), cluster):
         told = each.as_json()
         assert (told["evidence"], told["rests_on_cells"], told["extrapolated"]) == ("one_rank", 1, False)
         assert told["rests_on_campaigns"] == ["h200x1_one_rank_held"]

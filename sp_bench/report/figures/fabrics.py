@@ -13,7 +13,16 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import places
 from sp_bench.analysis.time_parts import Attribution, attributions, largest
 from sp_bench.formats import GIB, number
-from sp_bench.report.figures.panels import MOST_PANELS, ROW_IN, grid, is_first, wrapped_title
+from sp_bench.report.figures.panels import (
+    LEAST_IN,
+    MOST_PANELS,
+    PANEL_IN,
+    ROW_IN,
+    abreast,
+    grid,
+    is_first,
+    wrapped_title,
+)
 from sp_bench.report.figures.style import (
     BLACK,
     Look,
@@ -38,6 +47,7 @@ OF_FABRICS = (
     "calibrated on the first fabric. "
 )
 PREDICTED: dict[str, Any] = {"marker": "_", "ms": 7, "mew": 0.9, "ls": "none", "color": BLACK}
+MARK_IN = 0.12  # width of a mark beside others; panels with many marks take the whole width
 MOST_SETTINGS = 4
 OF_PARTS = "What a step is made of: the kernel alone, computing beyond it, and messages that nothing hides."
 GREYS = (
@@ -55,7 +65,10 @@ def _fabrics(cells: Sequence[Cell], look: Look) -> list[Plot]:
     found = [place for place in places(cells) if len(place.fabrics) > 1][:MOST_PANELS]
     if not found:
         return []
-    figure, axes = grid(look, len(found), 2.3, 2.2)
+    most = max(len(place.fabrics) * len({words.method(point.cell) for point in place.points}) for place in found)
+    least_in = max(LEAST_IN, 0.5 + MARK_IN * most)
+    across = abreast(look, len(found), least_in)
+    figure, axes = grid(look, len(found), PANEL_IN if across == 1 else 2.3, least_in)
     cells = [point.cell for place in found for point in place.points]
     styles = _styles(cells)
     handles: dict[str, Line2D] = {}
@@ -73,9 +86,10 @@ def _fabrics(cells: Sequence[Cell], look: Look) -> list[Plot]:
                          "trial_ids": trial_ids(point.cell)})  # fmt: skip
         plain_log(axis, [ms for point in place.points for ms in (point.measured_ms, point.predicted_ms)])
         best = {f: max(p.bandwidth.bytes_per_s for p in place.on(f)) / GIB for f in place.fabrics}
-        places_axis(axis, [f"{wrapped(words.fabric(f), 8)}\n{b:.3g}" for f, b in best.items()])
+        letters = max(8, int(20 * (look.width_in / across - 0.5) / len(best)))
+        places_axis(axis, [f"{wrapped(words.fabric(f), letters)}\n{b:.3g}" for f, b in best.items()])
         axis.set_xlabel("fabric, GiB/s")
-        axis.set_title(wrapped_title(place.title, look, len(axes)), loc="left")
+        axis.set_title(wrapped_title(place.title, look, across), loc="left")
         if is_first(axis):
             axis.set_ylabel("step, ms")
     legend(figure, {name: handles[name] for name in styles} | {"predicted": Line2D([], [], **PREDICTED)}, look)

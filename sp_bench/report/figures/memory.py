@@ -76,7 +76,7 @@ def _parts(settings: Sequence[Setting], look: Look) -> list[Plot]:
         return []
     found.sort(key=lambda each: -sum(_held_gib(each[1]).values()))
     bars = [Bar(s, cell, _held_gib(cell), cell.predicted_gib, _ends_gib(cell)) for s, cell in found[:MOST_BARS]]
-    figure, shared, data = stacked(bars, HOLDERS, "GiB a GPU", look)
+    figure, shared, data = stacked(bars, HOLDERS, "GiB a GPU", "predicted", look)
     caption = (
         " The peak of one untimed step by what holds it, on the rank that needs most. The black line is what was "
         "predicted. Marks are what was allocated at the end of each phase."

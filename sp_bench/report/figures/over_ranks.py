@@ -14,7 +14,7 @@ from sp_bench.analysis.held import SMALLEST_SIGN
 from sp_bench.analysis.metrics import attention_tflops
 from sp_bench.config.machine import NO_DELAY
 from sp_bench.formats import counted
-from sp_bench.report.figures.panels import MOST_PANELS, grid, is_first, left_out, wrapped_title
+from sp_bench.report.figures.panels import MOST_PANELS, grid, is_first, left_out, panel_in, wrapped_title
 from sp_bench.report.figures.style import (
     BLACK,
     Look,
@@ -39,6 +39,7 @@ CAPTION = (
     "tell apart. Crosses: steps that wait for the host to launch kernels, which say nothing of method or network. "
     "Where the fastest waits, nothing is drawn. Lower bounds are left out. "
 )
+LABEL_IN = 0.2  # width of a label; where marks are nearer, labels stand upright
 BAND = "#e4e4e4"
 CROSS: dict[str, Any] = {"marker": "x", "ms": 5, "mew": 1.1, "ls": "none"}
 Place = tuple[int, int]  # GPUs, hosts
@@ -71,6 +72,8 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         methods = sorted({method for of in places.values() for method in of})
         axis.axhspan(1, 1 + SMALLEST_SIGN, color=BAND, lw=0)
         ratios, labels = [1 + SMALLEST_SIGN], []
+        apart_in = (panel_in(look, len(axes)) - 0.5) / len(places) * (beside(1, len(methods)) - beside(0, len(methods)))
+        is_narrow = apart_in < LABEL_IN
         for number, ((size, hosts), of_place) in enumerate(sorted(places.items())):
             fastest = max(speed for _, speed in of_place.values())
             labels.append(f"{size}\n{counted(hosts, 'host')}\n{fastest:.0f}")
@@ -81,7 +84,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
                 (handle,) = axis.plot(*([value] for value in place), **style)
                 handles.setdefault(WAITS if waits else method, handle)
                 if place[1] > 1 + SMALLEST_SIGN:
-                    axis.annotate(f"{place[1]:.3g}", place, (0, 4), ha="center", rotation=90 * (len(methods) > 5),
+                    axis.annotate(f"{place[1]:.3g}", place, (0, 4), ha="center", va="bottom", rotation=90 * is_narrow,
                                   textcoords="offset points", fontsize=6)  # fmt: skip
                 ratios.append(place[1])
                 data.append({"link": link, "num_nodes": hosts, **about(cell), "tflops_per_gpu": speed,

@@ -34,6 +34,7 @@ MOST_DOTS = 16  # lines of a panel of dots
 MOST_APART = 4  # panels whose largest values differ by a larger factor have their own y axes
 LEAST_SPREAD = 0.1  # least span of an axis of dots over its largest value, so that small differences look small
 ROW_IN, PANEL_IN = 0.17, 1.75
+LEAST_IN = 1.9  # width of a panel
 OTHER = (
     {"marker": "|", "ms": 6, "mew": 1.3},
     {"marker": "+", "ms": 5},
@@ -107,12 +108,17 @@ def methods_of(panel: Panel) -> dict[str, list[Cell]]:
     return chosen
 
 
-def grid(look: Look, count: int, height_in: float, least_in: float = 1.9) -> tuple[Any, list[Axes]]:
-    """A figure with `count` panels. Each is at least `least_in` inches wide."""
-    abreast = max(1, min(count, int(look.width_in / least_in)))
-    down = -(-count // abreast)
+def abreast(look: Look, count: int, least_in: float = LEAST_IN) -> int:
+    """How many of `count` panels are side by side, each at least `least_in` inches wide if it can be."""
+    return max(1, min(count, int(look.width_in / least_in)))
+
+
+def grid(look: Look, count: int, height_in: float, least_in: float = LEAST_IN) -> tuple[Any, list[Axes]]:
+    """A figure with `count` panels."""
+    across = abreast(look, count, least_in)
+    down = -(-count // across)
     figure = look.figure(height_in * down + 0.45)
-    axes = figure.subplots(down, abreast, squeeze=False).ravel()
+    axes = figure.subplots(down, across, squeeze=False).ravel()
     for spare in axes[count:]:
         spare.remove()
     return figure, list(axes[:count])
@@ -260,10 +266,11 @@ def _dots_of(
 
 
 def panel_in(look: Look, number: int) -> float:
-    """Width in inches of one of `number` panels; no narrower than 1.9 if it can be."""
-    return look.width_in / max(1, min(number, int(look.width_in / 1.9)))
+    """Width in inches of one of `number` panels."""
+    return look.width_in / abreast(look, number)
 
 
-def wrapped_title(title: str, look: Look, abreast: int, beside_in: float = 0.45) -> str:
-    share = panel_in(look, abreast)
+def wrapped_title(title: str, look: Look, number: int, beside_in: float = 0.45) -> str:
+    """The title of one of `number` panels."""
+    share = panel_in(look, number)
     return "\n".join(wrapped(part, max(20, int((share - beside_in) * 15.5))) for part in title.split("\n"))

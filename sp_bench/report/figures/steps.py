@@ -41,6 +41,8 @@ PHASES: Parts = {
 MARKS = tuple(
     {"marker": m, "color": BLACK, "mec": "white", "ms": 4.5, "mew": 0.6, "ls": "none"} for m in (">", "<", "o")
 )
+LINE = {"marker": "|", "color": BLACK, "ms": 9, "mew": 1.2, "ls": "none"}  # in the legend
+LEAST_SEEN = 0.002  # of the longest bar: about a pixel; what is nowhere wider is not in the legend
 MOST_BARS = 24  # of one figure: the longest sequences go first
 TIMED, LIMITED = "the timed step", "share_of_limit"
 PROFILED = (
@@ -48,6 +50,7 @@ PROFILED = (
     "messages wait longer, and the part in which nothing runs is longer, than in the timed step."
 )
 CLIMBS = "The plainest step is at the top; each other has all options of one above it, and one more."
+OF_LIMIT = "limit: attention and products alone"  # in the legend
 LIMIT = (
     "The black line is the limit: what attention and matrix products would take of the timed step, each alone and "
     "computed once."
@@ -77,7 +80,7 @@ def _plot(settings: Sequence[Setting], name: str, column: str, shown: Parts, loo
         shown = {**shown, **HOST}
         found = [(s, cell, {**parts, "optimizer_ms": cell.middle("optimizer_ms") or 0.0}) for s, cell, parts in found]
     bars = [_bar(*each, in_ms=in_ms, with_limit=kernels) for each in found]
-    figure, shared, data = stacked(bars, shown, "ms" if in_ms else "share of the step", look)
+    figure, shared, data = stacked(bars, shown, "ms" if in_ms else "share of the step", OF_LIMIT, look)
     figure.axes[0].set_xlim(0, None if in_ms else 1)
     what = "by the kernels that ran" if kernels else "or the one step that was timed, by its phases"
     sentences = [shared, f"{'One' if in_ms else 'Shares of one'} untimed step, {what}."]
@@ -108,20 +111,29 @@ def _bar(setting: Setting, cell: Cell, parts: Mapping[str, float], *, in_ms: boo
     return Bar(setting, cell, {part: size / total for part, size in parts.items()}, share)
 
 
-def stacked(bars: Sequence[Bar], shown: Parts, label: str, look: Look) -> tuple[Figure, str, pd.DataFrame]:
+def stacked(
+    bars: Sequence[Bar], shown: Parts, label: str, of_line: str, look: Look
+) -> tuple[Figure, str, pd.DataFrame]:
     """Draw stacked bars, the first at the top. Returns the figure, the options that all bars share, and the data.
+
+    label: of the axis. of_line: what the legend calls the black lines.
 
     Hatches are white; of one real rank, coloured on white."""
     settings = list({bar.setting.title: bar.setting for bar in bars}.values())
     wide = look.width_in > 5
     width, abreast = (60, 3) if wide else (28, 1)
+    longest = max(sum(bar.parts.values()) for bar in bars)
     handles: list[Artist] = [
-        Patch(facecolor=ink, edgecolor="white", hatch=hatch, lw=0, label=name) for name, ink, hatch in shown.values()
+        Patch(facecolor=ink, edgecolor="white", hatch=hatch, lw=0, label=name)
+        for part, (name, ink, hatch) in shown.items()
+        if any(bar.parts.get(part, 0) > LEAST_SEEN * longest for bar in bars)
     ]
     marked = next((bar.marks for bar in bars if bar.marks), {})
     handles += [
         Line2D([], [], label=label_of_mark, **shape) for label_of_mark, shape in zip(marked, MARKS, strict=False)
     ]
+    if any(bar.line is not None for bar in bars):
+        handles.append(Line2D([], [], label=of_line, **LINE))
     around_in = (0.5 if wide else 0.6) + 0.15 * math.ceil(len(handles) / abreast)  # the axis, and the legend's lines
     kernels = {bar.cell.asked["kernel"] for bar in bars}
     names = [wrapped(_name(bar, settings, len(kernels) > 1), width) for bar in reversed(bars)]

@@ -11,6 +11,7 @@ from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.ratios import by_speed, pairs, ratio_of_pairs
 from sp_bench.config.machine import NO_DELAY
+from sp_bench.formats import counted
 from sp_bench.report.figures.panels import MOST_PANELS, PANEL_IN, grid, is_first, left_out, wrapped_title
 from sp_bench.report.figures.style import (
     BLACK,
@@ -68,7 +69,7 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
             if is_modelled(next(iter(ratios.values()))[1][0]):
                 style |= {"mfc": "white", "ls": "--"}
             (handle,) = axis.plot(*zip(*sorted(at), strict=True), color=BLACK, ms=3.5, lw=1, **style)
-            handles.setdefault(f"{size} GPUs" + (f" on {hosts} hosts" if hosts > 1 else ""), handle)
+            handles.setdefault(f"{size} GPUs", handle)
             for window, (ratio, pair) in ratios.items():
                 if not 1 / LABELLED < ratio < LABELLED:
                     place, where = (windows.index(window), ratio), ABOVE if ratio == highest[window] else BELOW
@@ -132,6 +133,8 @@ def _panel(cell: Cell) -> tuple[Any, ...]:
 
 
 def _link(cell: Cell) -> str:
-    """What carries the messages of all ranks or of one real rank, and whether they leave a host."""
+    """What carries the messages of all ranks or of one real rank, and how many GPUs share a host. So a line of a panel
+    is of one number of GPUs, and the legend names that alone."""
+    hosts = words.hosts(cell)
     link = f"modelled: {words.link(cell)}" if is_modelled(cell) else words.fabric(cell.asked["fabric"])
-    return f"{link}, {'over hosts' if words.hosts(cell) > 1 else 'one host'}"
+    return f"{link}, {'one host' if hosts == 1 else counted(cell.asked['sp_size'] // hosts, 'GPU') + ' a host'}"
