@@ -76,7 +76,7 @@ def select(
         OSError: a folder is missing or cannot be read.
     """
     read = [_read(name, folder, executor, progress) for name, folder in _named(folders).items()]
-    frame = pd.concat([each.rows for each in read], ignore_index=True) if read else pd.DataFrame(columns=[*COLUMNS])
+    frame = of_shared(pa.concat_tables([each.rows for each in read])) if read else pd.DataFrame(columns=[*COLUMNS])
     once, copies = _without_copies(pd.DataFrame(frame[[*KEYS]]))
     problems = [*(problem for each in read for problem in each.problems), *copies]
     unread = tuple(file for each in read for file in each.unread)
@@ -103,22 +103,22 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 class _Read(NamedTuple):
-    rows: pd.DataFrame
+    rows: pa.Table
     problems: list[str]
     unread: list[str]
 
 
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
+    """The rows of a campaign, and their folder, their file, and whether they probe for a limit."""
     table, problems = consistency.read(folder, COLUMNS, executor=executor, progress=progress)
+    identity = table.select(["trial_id", "env_id", "attempt", "status"]).to_pylist()
+    files = [f"{name}/{store.RowName(**each).file_name}" for each in identity]
     probes = {trial_id for plan in plans.read(folder) for trial_id in plan.probes}
-    frame = of_shared(table).assign(folder=name)
-    frame["probe"] = frame["trial_id"].isin([*probes])
-    identity = zip(*(frame[column].tolist() for column in ("trial_id", "env_id", "attempt", "status")), strict=True)
-    frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
-    files = set(frame["file"])
-    committed = (f"{name}/{row.file_name}" for row in store.committed(folder))
-    unread = sorted(file for file in committed if file not in files)
-    return _Read(frame, [f"{name}: {problem}" for problem in problems], unread)
+    table = table.append_column("folder", pa.array([name] * len(table), pa.string()))
+    table = table.append_column("probe", pa.array([each["trial_id"] in probes for each in identity], pa.bool_()))
+    table = table.append_column("file", pa.array(files, pa.string()))
+    unread = sorted({f"{name}/{row.file_name}" for row in store.committed(folder)} - set(files))
+    return _Read(table, [f"{name}: {problem}" for problem in problems], unread)
 
 
 def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

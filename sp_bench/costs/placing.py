@@ -54,7 +54,7 @@ def loads(placed: Sequence[Placed], ranks: Ranks, cost: Cost) -> list[float]:
     """The time of each rank. The batch takes the largest."""
     found = [0.0] * ranks.number
     for documents, first, size in placed:
-        ms = sum(cost(length, size) for length in documents)
+        ms = sum([cost(length, size) for length in documents])
         for rank in range(first, first + size):
             found[rank] += ms
     return found
@@ -66,14 +66,14 @@ def static(
     """Every pack over `sp_size` ranks. The packs go to the groups in turn; balanced: the longest first, each to the
     group that is free first."""
     if is_balanced:
-        return _placed(dict(enumerate(packs)), [sp_size] * len(packs), ranks, cost)
+        return _placed(dict(enumerate(packs)), [sp_size] * len(packs), ranks, cost)[0]
     return [Placed(pack, index * sp_size % ranks.number, sp_size) for index, pack in enumerate(packs)]
 
 
 def per_document(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:
     """Each document whole on one rank, or over the largest group if one rank cannot hold it."""
     sizes = [1 if 1 in ranks.sizes(length) else ranks.largest_group for length in lengths]
-    return _placed({i: (length,) for i, length in enumerate(lengths)}, sizes, ranks, cost)
+    return _placed({i: (length,) for i, length in enumerate(lengths)}, sizes, ranks, cost)[0]
 
 
 def dynamic(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:
@@ -85,15 +85,16 @@ def dynamic(lengths: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:
     """
     items = {i: (length,) for i, length in enumerate(lengths)}
     enough = NEAR * lower_bound(lengths, ranks, cost)
-    best, tried = [], set()
+    best, least, tried = [], math.inf, set()
     for rule in _rules(lengths, ranks, cost):
         sizes = tuple(rule[length] for length in lengths)
         if sizes in tried:
             continue
         tried.add(sizes)
-        placed = _placed(items, sizes, ranks, cost)
-        best = min(best or placed, placed, key=lambda each: max(loads(each, ranks, cost)))
-        if max(loads(best, ranks, cost)) <= enough:
+        placed, ms = _placed(items, sizes, ranks, cost)
+        if max(ms) < least:
+            best, least = placed, max(ms)
+        if least <= enough:
             return best
     return _moved(best, ranks, cost)
 
@@ -217,14 +218,16 @@ def _packed(plan: Sequence[Placed], ranks: Ranks) -> list[Placed]:
     ]
 
 
-def _placed(items: Mapping[int, tuple[int, ...]], sizes: Sequence[int], ranks: Ranks, cost: Cost) -> list[Placed]:
+def _placed(
+    items: Mapping[int, tuple[int, ...]], sizes: Sequence[int], ranks: Ranks, cost: Cost
+) -> tuple[list[Placed], list[float]]:
     """Each item with a group of its size: the largest groups first, then the longest times, each at the ranks that are
-    free first."""
-    times = [sum(cost(length, size) for length in items[i]) for i, size in enumerate(sizes)]
+    free first. And the time of each rank."""
+    times = [sum([cost(length, size) for length in items[i]]) for i, size in enumerate(sizes)]
     free, placed = [0.0] * ranks.number, []
     for i in sorted(items, key=lambda i: (-sizes[i], -times[i])):
-        first = min(range(0, ranks.number, sizes[i]), key=lambda rank: free[rank])
+        first = min(range(0, ranks.number, sizes[i]), key=free.__getitem__)
         for rank in range(first, first + sizes[i]):
             free[rank] += times[i]
         placed.append(Placed(items[i], first, sizes[i]))
-    return placed
+    return placed, free

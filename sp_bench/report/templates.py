@@ -327,10 +327,18 @@ def span(found: Sequence[Difference | float]) -> str:
 
 
 def _is_asked(cell: Cell, asked: dict[str, Any]) -> bool:
-    known = {path.rpartition(".")[2]: value for path, value in cell.options.items()} | dict(cell.asked)
-    if unknown := asked.keys() - known.keys():
-        raise _Refused(f"{', '.join(sorted(unknown))}: no column and no option")
-    return all(known[name] == value for name, value in asked.items())
+    values = [(_value(cell, name), wanted) for name, wanted in asked.items()]
+    return all(value == wanted for value, wanted in values)
+
+
+def _value(cell: Cell, name: str) -> Any:
+    """A column's, or that of the option whose path ends with this name."""
+    if name in cell.asked:
+        return cell.asked[name]
+    found = [value for path, value in cell.options.items() if path.rpartition(".")[2] == name]
+    if not found:
+        raise _Refused(f"{name}: no column and no option")
+    return found[-1]
 
 
 def _found(templates: Sequence[Path]) -> list[Path]:
