@@ -8,7 +8,7 @@ from typing import Any
 from sp_bench.analysis.grades import code_changes
 from sp_bench.analysis.grid import Grid, grid
 from sp_bench.analysis.settings import settings
-from sp_bench.report.answers import legend, markdown
+from sp_bench.report.answers import in_brief, legend, markdown
 
 from .rows import cells_of
 from .test_report import ULYSSES, on_gpus, replicated
@@ -172,3 +172,21 @@ def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
     flagged = shown(grid_of(both(10.0, 11.0, SIX), one(11.0, flags=["bimodal"])))
     assert "| \N{WHITE CIRCLE}·flagged cuDNN: Ulysses 1.10x |" in flagged
     assert "one rank" not in legend(grid_of(both(10.0, 11.0, SIX)))
+
+
+def test_a_grid_in_brief_has_no_weak_answer_beside_a_strong_one_and_no_ratio_of_a_tie() -> None:
+    found = in_brief(
+        grid_of(
+            both(10.0, 11.0, SIX),
+            both(10.0, 10.1, SIX, kernel="flash_attn_4"),
+            both(11.0, 10.0, [1.0], kernel="flash_attn"),
+            both(11.0, 10.0, [1.0, 1.0], fabric="channels_1"),
+            both(10.0, 12.0, [1.0], isolation="group", flags=["transient"]),
+            both(10.0, 11.0, [1.0], seq_len=2048),
+        )
+    )
+    assert shown(found, brief=True).splitlines()[2:] == [
+        "| 2 GPUs, 1,024 | FlashAttention-4: **a tie** A<br>cuDNN: **Ulysses 1.10x [1.10, 1.10]** A "
+        "| 1 NCCL channel, undivided: ring 1.10x B |"
+    ]
+    assert "Other runs of a cell are up to 9% apart" in legend(found, brief=True)
