@@ -8,9 +8,9 @@ from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
 BRIEF = (
-    "[a, b]: interval. Tie: under {smallest}; undecided: perhaps over; within: too few runs. **Bold**: decided. "
-    "A: 6 pairs, no doubt; B: 2 to 5, few flagged, imitated; C: once, half flagged, old code. Other runs of a cell are "
-    "up to {apart} apart: [all](docs/ANSWERS.md)."
+    "[a, b]: interval. Tie: under {smallest}; undecided: perhaps over; within: too few runs. **Bold**: decided. A: 6 "
+    "clean pairs; B: 2 to 5, few flagged or imitated; C: once, half flagged or aged. Undivided: in one chunk. Other "
+    "runs of a cell are up to {apart} apart: [all](docs/ANSWERS.md)."
 )
 LEGEND = (
     '"All-gather 1.02x": over the next best. Bold: an A that decides, who leads or that they tie. Tie: the interval is '
@@ -57,7 +57,7 @@ def legend(grid: Grid, brief: bool = False) -> str:
     text = (BRIEF if brief else LEGEND).format(
         smallest=smallest, grades=grades.legend(), apart=f"{max(apart, default=0):.0%}"
     )
-    return text + (ONE_RANK if any(entry.is_of_one_rank for entry in entries) else "")
+    return text + (ONE_RANK if not brief and any(entry.is_of_one_rank for entry in entries) else "")
 
 
 def markdown(grid: Grid, results: str, brief: bool = False) -> str:
