@@ -32,6 +32,7 @@ MemoryGib = Annotated[
     typer.Option(min=1, metavar="GIB", help="Of one GPU, 79.2 of an H100; default: that of the hardware's rows"),
 ]
 
+SAME_MEMORY = 0.02  # GPUs are those of the rows if they have as much memory within this share: 139.8 GiB, or 141
 _TAKES = {"--map": frozenset({"--kernel", "--hardware", "--gpus-per-node"})}  # what it reads, beside campaigns
 
 
@@ -283,7 +284,7 @@ def _steps(
 
 
 def _missing(config: Any) -> str:
-    """Why the kernel cannot run on GPUs of a machine with the packages of this one: it names the one it needs."""
+    """Why this machine cannot run the kernel, such as a package that it lacks; empty if it can."""
     from sp_bench import kernels
 
     shape = config.attention_shape(config.seq_len)
@@ -291,8 +292,8 @@ def _missing(config: Any) -> str:
 
 
 def _memory(fit: Any, given: float | None) -> tuple[float, str | None]:
-    """GiB of one GPU; and the hardware of a command for GPUs with other memory than the rows', whose name nobody
-    gave."""
+    """GiB of one GPU; and `hardware=` of the command that measures it, if that is other memory than the rows' GPUs
+    have. None: it is theirs."""
     from sp_bench.planning.overrides import THIS_DEVICE
 
     of_rows = fit.memory_gib
@@ -300,9 +301,6 @@ def _memory(fit: Any, given: float | None) -> tuple[float, str | None]:
         raise ConfigError("the rows do not say how much memory a device has; give --memory")
     is_other = of_rows is not None and abs(found / of_rows - 1) > SAME_MEMORY
     return found, THIS_DEVICE if is_other else None
-
-
-SAME_MEMORY = 0.02  # GPUs are those of the rows if they have as much memory within this share: 139.8 GiB, or 141
 
 
 def _numbers(option: str, given: str) -> list[int]:

@@ -40,7 +40,7 @@ def advice(
     """What to use, what it needs, how fast, what a million tokens take, what may be faster, each method over all GPUs
     and side by side, and how to measure it.
 
-    ones: of `as_one_rank`. missing: what the kernel needs and this machine lacks.
+    ones: of `as_one_rank`. missing: why this machine cannot run the kernel.
     """
     best = recommended(found, ones)
     over_all = [each for each in found if is_over_all(each, cluster)]
@@ -75,7 +75,7 @@ def advice(
         by = ", by the fit" if best.one_rank else ""
         several = [_named(side_by_side, [], best, same, 2)] if cluster.gpus > 2 else []
         lines.append(f"Sequences side by side{by}: {'; '.join([_on_one_gpu(side_by_side, best), *several])}.")
-    return [*lines, *([f"Missing here: {missing}."] if missing else []), _how_to_measure(best)]
+    return [*lines, *([f"Not on this machine: {missing}."] if missing else []), _how_to_measure(best)]
 
 
 def _of_other_layers(best: Candidate) -> list[str]:

@@ -247,7 +247,9 @@ def test_a_command_for_gpus_with_other_memory_is_for_the_gpus_of_the_machine_it_
     for packages, told in (({}, True), ({"flash-attn-4": "4.0"}, False)):
         monkeypatch.setattr(hardware, "package_versions", lambda packages=packages: packages)
         _, out, _ = console(capfd, *words, "8", "--memory", "79.2")
-        needs = "Missing here: kernel flash_attn_4 needs the flash-attn-4 package: pip install --pre flash-attn-4."
+        needs = (
+            "Not on this machine: kernel flash_attn_4 needs the flash-attn-4 package: pip install --pre flash-attn-4."
+        )
         assert (needs in out.splitlines()) == told
     words = out.splitlines()[-1].partition("sp-bench run ")[2].split()
     code, out, err = console(capfd, "plan", *words)

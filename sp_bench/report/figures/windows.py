@@ -133,8 +133,8 @@ def _panel(cell: Cell) -> tuple[Any, ...]:
 
 
 def _link(cell: Cell) -> str:
-    """What carries the messages of all ranks or of one real rank, and how many GPUs share a host. So a line of a panel
-    is of one number of GPUs, and the legend names that alone."""
+    """What carries the messages of all ranks or of one real rank, and how many GPUs share a host. The legend then names
+    numbers of GPUs alone."""
     hosts = words.hosts(cell)
     link = f"modelled: {words.link(cell)}" if is_modelled(cell) else words.fabric(cell.asked["fabric"])
     return f"{link}, {'one host' if hosts == 1 else counted(cell.asked['sp_size'] // hosts, 'GPU') + ' a host'}"
