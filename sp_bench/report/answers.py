@@ -10,7 +10,7 @@ from sp_bench.formats import escape_markdown
 BRIEF = (
     "[a, b]: interval. Tie: under {smallest}; undecided: perhaps over; within: too few runs. **Bold**: decided. A: 6 "
     "clean pairs; B: 2 to 5, few flagged or imitated; C: once, half flagged or aged. Undivided: in one chunk. Other "
-    "runs of a cell are up to {apart} apart: [all](docs/ANSWERS.md)."
+    "runs are up to {apart} apart: [all](docs/ANSWERS.md)."
 )
 LEGEND = (
     '"All-gather 1.02x": over the next best. Bold: an A that decides, who leads or that they tie. Tie: the interval is '

@@ -20,7 +20,7 @@ from sp_bench.analysis.cells import Cell, cells, of_equal_steps
 from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.grades import code_changes
 from sp_bench.analysis.grid import grid
-from sp_bench.analysis.held import held, largest_error
+from sp_bench.analysis.held import errors, held
 from sp_bench.analysis.limits import limits
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.over_depth import at_full_depth
@@ -195,7 +195,8 @@ class Rows:
         found = grid(self.settings, at_least, of_one_shape=brief)
         if found is None:
             raise _Refused("Ulysses and the ring did not meet")
-        found = answers.in_brief(found) if brief else found
+        if brief:
+            found = answers.in_brief(found)
         return f"{answers.markdown(found, results, brief)}\n*{found.caption} {answers.legend(found, brief)}*"
 
     def results(self) -> str:
@@ -211,11 +212,11 @@ class Rows:
         return held_tables.map_markdown(self.cells(campaign))
 
     def one_rank_error(self) -> str:
-        """The largest error of a step of one real rank on NVLink, beside steps of all ranks."""
-        error = largest_error(held(self.every_cell), "train_step")
-        if error is None:
-            raise _Refused("no step of one real rank has rows of all ranks beside it")
-        return f"{error:.1%}"
+        """How short steps of one real rank are of those of all ranks, on NVLink: 2.6% to 4.4%."""
+        found = errors(held(self.every_cell), "train_step")
+        if not found or found[-1] >= 0:
+            raise _Refused("no step of one real rank has rows of all ranks beside it, or one is not short of them")
+        return formats.span([-each for each in reversed(found)], "{:.1%}".format)
 
     def published_error(self) -> str:
         """How short steps of one real rank are of published ones: 7% to 9%."""

@@ -189,4 +189,4 @@ def test_a_grid_in_brief_has_no_weak_answer_beside_a_strong_one_and_no_ratio_of_
         "| 2 GPUs, 1,024 | FlashAttention-4: **a tie** A<br>cuDNN: **Ulysses 1.10x [1.10, 1.10]** A "
         "| 1 NCCL channel, undivided: ring 1.10x B |"
     ]
-    assert "Other runs of a cell are up to 9% apart" in legend(found, brief=True)
+    assert "Other runs are up to 9% apart" in legend(found, brief=True)
