@@ -237,7 +237,7 @@ def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, 
     ("name", "proofs_and_cells"),
     [
         ("one_rank_hybrid", (6, 18)),
-        ("one_rank_latent", (6, 63)),
+        ("one_rank_latent", (12, 126)),
         ("one_rank_delta", (4, 29)),
         ("one_rank_hybrid_delta", (3, 12)),
         ("one_rank_edges", (10, 20)),
