@@ -66,13 +66,13 @@ def packs(lengths: Sequence[int], seq_len: int, filling: Filling) -> list[tuple[
     filled: list[list[int]] = [[] for _ in range(-(-sum(lengths) // seq_len) if is_balanced else 0)]
     tokens, pairs = [0] * len(filled), [0] * len(filled)
     for length in sorted(lengths, reverse=True) if is_balanced else lengths:
-        with_room = [i for i, held in enumerate(tokens) if held + length <= seq_len]
-        if not with_room:
-            with_room = [len(filled)]
+        with_room = (i for i, held in enumerate(tokens) if held + length <= seq_len)
+        pack = min(with_room, key=pairs.__getitem__, default=None) if is_balanced else next(with_room, None)
+        if pack is None:
+            pack = len(filled)
             filled.append([])
             tokens.append(0)
             pairs.append(0)
-        pack = min(with_room, key=lambda i: pairs[i]) if is_balanced else with_room[0]
         filled[pack].append(length)
         tokens[pack] += length
         pairs[pack] += causal_pairs([length])

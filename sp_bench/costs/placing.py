@@ -226,8 +226,8 @@ def _placed(
     times = [sum([cost(length, size) for length in items[i]]) for i, size in enumerate(sizes)]
     free, placed = [0.0] * ranks.number, []
     for i in sorted(items, key=lambda i: (-sizes[i], -times[i])):
-        first = min(range(0, ranks.number, sizes[i]), key=free.__getitem__)
-        for rank in range(first, first + sizes[i]):
-            free[rank] += times[i]
+        groups = free[:: sizes[i]]  # the ranks of a group are free at the same time
+        first = groups.index(min(groups)) * sizes[i]
+        free[first : first + sizes[i]] = [free[first] + times[i]] * sizes[i]
         placed.append(Placed(items[i], first, sizes[i]))
     return placed, free
