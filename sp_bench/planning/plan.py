@@ -123,6 +123,7 @@ def resolve(config: TrialConfig) -> Resolved:
         engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
         batch_loading=requirements.batch_loading(config.engine) if workload in TRAINING else None,
         loss_gradients=loss_gradients(config),
+        ran_rank=real_rank.real_place(config),
     )
 
 

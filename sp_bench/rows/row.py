@@ -56,6 +56,7 @@ class Resolved:
     engine_implementation: str | None
     batch_loading: str | None
     loss_gradients: str | None
+    ran_rank: int | None
 
 
 @dataclass(frozen=True)

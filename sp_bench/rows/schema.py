@@ -148,6 +148,8 @@ COLUMNS = (
         "one_rank: campaign/trial_id-env_id of the ok row of real ranks that proved its method, options and kernel"),
     measured("link_busy_ms", REAL, "ms",
         "one_rank: by the link model, how long the messages of a step keep the busiest link"),
+    asked("ran_rank", INT, "",
+        "one_rank: which rank was there; null: all were, or an old row (`real_rank`, or its code's default)"),
     asked("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
     asked("config", TEXT, "JSON", "the whole trial config, canonical"),
     # time

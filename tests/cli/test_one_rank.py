@@ -31,6 +31,7 @@ COLUMNS = (
     "rank_step_ms",
     "peak_host_bytes",
     "link_busy_ms",
+    "ran_rank",
 )
 
 
@@ -57,11 +58,11 @@ def test_one_rank_runs_once_its_method_is_proven_and_shares_no_setting_with_real
     assert code == 0, err
     rows = [row for row in store.read(tmp_path / "results" / "one", COLUMNS)[0].to_pylist() if row["status"] == "ok"]
     (proof,) = (row for row in rows if row["evidence"] == "measured")
-    assert (proof["world_size"], proof["proof"], proof["link"]) == (2, None, "none")
+    assert (proof["world_size"], proof["proof"], proof["link"], proof["ran_rank"]) == (2, None, "none", None)
     ones = [row for row in rows if row["evidence"] == "one_rank"]
     assert len(ones) == 2
     for row in ones:
-        assert (row["world_size"], row["link"]) == (8, "nvlink")
+        assert (row["world_size"], row["link"], row["ran_rank"]) == (8, "nvlink", 0)
         assert row["proof"].startswith("one/")
         assert len(row["rank_step_ms"]) == len(row["peak_host_bytes"]) == 1
         assert row["link_busy_ms"] > 0
