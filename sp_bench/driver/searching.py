@@ -11,7 +11,7 @@ from sp_bench.driver import to_run
 from sp_bench.driver.attempt import Campaign, Driver
 from sp_bench.driver.filling import fill
 from sp_bench.driver.progress import search_names
-from sp_bench.planning import identity
+from sp_bench.planning import identity, proofs
 from sp_bench.planning.device_time import minutes, trial_time
 from sp_bench.planning.machine import Machine
 from sp_bench.planning.plan import Trial
@@ -40,9 +40,11 @@ class Searching:
         self.known = len(self.tried)  # of them without a trial of this run
         self.unsupported_reason: str | None = None  # of the next probe
         step = self.step
-        # What this machine lacks does not matter if the search is only planned. A refused whole step ends nothing.
-        if isinstance(step, Probe) and not step.confirming and not self.elsewhere:
-            self.unsupported_reason = self._trial(step).unsupported_reason
+        # If the search is only planned, what this machine lacks does not matter; a missing proof does. A refused whole
+        # step ends nothing.
+        if isinstance(step, Probe) and not step.confirming:
+            planned = proofs.missing_reason(search.at(step.seq_len), self._campaign.settings.proofs_folder)
+            self.unsupported_reason = planned if self.elsewhere else self._trial(step).unsupported_reason
 
     def _trial(self, probe: Probe) -> Trial:
         config = self.search.at(probe.seq_len, confirming=probe.confirming)

@@ -51,10 +51,8 @@ class Machine:
 
     def refusal(self, config: TrialConfig) -> str | None:
         """Why a trial cannot run here, or None. Without GPUs here: why it could not run on any machine that has
-        them, where the same rows are."""
+        them."""
         if self.device_name is None and config.hardware.device == "cuda":
-            deadlines = self.settings.deadlines
-            reason = plan.reason_anywhere(config, deadlines.measure, deadlines.warmup)
-            return reason or proofs.missing_reason(config, self.settings.proofs_folder)
+            return plan.reason_anywhere(config, self.settings.deadlines.measure, self.settings.deadlines.warmup)
         (trial,) = self.plan([config], 1)
         return trial.unsupported_reason

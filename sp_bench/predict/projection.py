@@ -335,12 +335,12 @@ def pass_and_update_ms(config: TrialConfig, works: Mapping[str, Work], rates: Ra
     """
     if (linear := config.workload.linear_dtype) != "model":
         raise NotProjectable(f"workload.linear_dtype={linear}: no rate of products in FP8 is known; use model")
-    attention, rest = step_parts(config, works, rates)
-    if not (rates.step.keys() >= rest.keys() and all(map(rates.know, works.values()))):
+    if not all(rates.know_step(config, work) for work in works.values()):
         raise NotProjectable(
             f"no training step of fsdp2 with {in_words(step_options(config))} is among the rows; name a campaign that "
             "has some"
         )
+    attention, rest = step_parts(config, works, rates)
     ms = {name: rates.step[name] * amount for name, amount in rest.items()}
     update = sum(each for name, each in ms.items() if name.startswith(UPDATE))
     return attention + sum(ms.values()) - update, update
