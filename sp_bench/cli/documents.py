@@ -95,8 +95,9 @@ class Longest(NamedTuple):
 
 
 LONGEST: tuple[Column[Longest], ...] = (
-    Column("method", lambda of: words.METHODS[of.config.method.name]),
+    Column("method", lambda of: _method(of.config)),
     Column("GPUs", lambda of: of.config.sp_size),
+    Column("MLP", lambda of: "in tiles" if of.config.workload.mlp_tile_tokens else "whole"),
     Column("in host memory", lambda of: ", ".join(_offloaded(of.config)) or "nothing"),
     Column("tokens, predicted", lambda of: of.config.seq_len, whole),
     Column("GiB of a host", lambda of: host_gib((), of.config) or None, "{:,.0f}".format),
@@ -112,6 +113,11 @@ def longest_as_one_rank(cells: Sequence[Cell]) -> str:
         ends = next((each.cells for each in found if search.probe_of(each.cells[0].rows[0])), ())
         lines.append(Longest(search.at(search.guess(None, None, None)), ends))
     return unpadded(LONGEST if found else LONGEST[:-1], lines)
+
+
+def _method(config: TrialConfig) -> str:
+    parts = words.METHODS[config.method.name], words.of_step("method.head_stride", config.method.head_stride)
+    return ", ".join(filter(None, parts))
 
 
 def _offloaded(config: TrialConfig) -> list[str]:
