@@ -27,7 +27,7 @@ COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (
 OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "dtype", "hardware")
 OF_STEP = (
     *("kernel.name", "engine.name", "workload.activation_checkpointing", "workload.model_code"),
-    *("workload.loss_tile_tokens", "workload.mlp_tile_tokens"),
+    *("workload.loss_tile_tokens", "workload.mlp_tile_tokens", "workload.linear_dtype"),
 )
 
 
@@ -130,7 +130,7 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
         if is_shown and (first.all_ranks_were_there or first.asked["sp_size"] not in measured):
             key = (not first.all_ranks_were_there, first.asked["sp_size"], first.asked["seq_len"], _size(first))
             column, label = _column(first)
-            label = label if is_of_shape else f"{_heads(first)}, {label}"
+            label = label if is_of_shape else f"{words.heads(first)}, {label}"
             label += _parts(place) if column in (LINKS, PACKED) else ""
             runs.setdefault(key, {}).setdefault((column, label), []).append((found, place))
     columns = tuple(name for name in COLUMNS if any(of == name for each in runs.values() for of, _ in each))
@@ -223,12 +223,6 @@ def _shape(cell: Cell) -> tuple[Hashable, ...]:
     return tuple(cell.asked[name] for name in OF_SHAPE)
 
 
-def _heads(cell: Cell) -> str:
-    """64/8 heads; 16/16 heads, values of 128."""
-    values = (words.unusual(cell, path) for path in identifiers.OF_VALUES)
-    return ", ".join(filter(None, [f"{cell.asked['num_heads']}/{cell.asked['num_kv_heads']} heads", *values]))
-
-
 def _parts(place: Place) -> str:
     """, undivided: where Ulysses' chunks of heads, its best way on slow links and in packs, were not tried."""
     tried = any(words.unusual(cell, "method.head_chunks") for cell in place.cells)
@@ -252,7 +246,8 @@ def _column(cell: Cell) -> tuple[str, str]:
         packed = ", packed" if words.is_packed(cell) else ""
         layers = cell.asked.get(words.LAYERS_RUN)
         by_line = ", by {} and {} layers".format(*layers) if layers else ""
-        return STEP, f"{words.model(cell)}{packed}{slower}{by_line}"
+        in_fp8 = f", {found}" if (found := words.unusual(cell, "workload.linear_dtype")) else ""
+        return STEP, f"{words.model(cell)}{packed}{in_fp8}{slower}{by_line}"
     if words.is_packed(cell):
         windowed = f", window of {whole(window)}" if (window := cell.asked["window"]) else ""
         return PACKED, f"{words.drawn(cell)}{windowed}{slower}"

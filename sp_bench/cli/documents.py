@@ -97,7 +97,7 @@ class Longest(NamedTuple):
 LONGEST: tuple[Column[Longest], ...] = (
     Column("method", lambda of: _method(of.config)),
     Column("GPUs", lambda of: of.config.sp_size),
-    Column("MLP", lambda of: "in tiles" if of.config.workload.mlp_tile_tokens else "whole"),
+    Column("MLP", lambda of: "in tiles" if of.config.workload.mlp_tile_tokens else "not in tiles"),
     Column("in host memory", lambda of: ", ".join(_offloaded(of.config)) or "nothing"),
     Column("tokens, predicted", lambda of: of.config.seq_len, whole),
     Column("GiB of a host", lambda of: host_gib((), of.config) or None, "{:,.0f}".format),
@@ -205,15 +205,16 @@ def published_ladder(cells: Sequence[Cell]) -> str:
         rung = next(n for n, each in enumerate(searches) if each.probe_of(edge.cells[0].rows[0]))
         measured[rung] = f"{fits:,}, {beyond:,}{' (host)' if edge.exhausted_memory else ''}"
     lines = [
-        "| | published, tokens | device, GB | ours at that length: tensors, GiB | ours, longest there "
-        "| Qwen3-4B, one H200, host of 128 GiB | Llama-3-8B, two H200s with Ulysses, host of 256 GiB |",
+        "| | published, tokens | device, GiB | ours at that length: tensors, GiB | ours, longest there "
+        "| Qwen3-4B, one H200, host of 128 GiB: fits, does not "
+        "| Llama-3-8B, two H200s with Ulysses, host of 256 GiB: fits, does not |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for n, (rung, (tokens, gb)) in enumerate(PUBLISHED.items()):
         ours = Search(replace(searches[n].config, model=searches[-1].config.model))
         longest = ours.guess(device_bytes("H200"), None, None)
-        of_model = f"{memory.peak(ours.at(tokens)).bytes / GIB:.0f} | {whole(longest)}"
-        lines.append(f"| {rung} | {whole(tokens)} | {gb:.0f} | {of_model} | {measured[n]} | {measured[n + 4]} |")
+        of_model = f"{gb * 1e9 / GIB:.0f} | {memory.peak(ours.at(tokens)).bytes / GIB:.0f} | {whole(longest)}"
+        lines.append(f"| {rung} | {whole(tokens)} | {of_model} | {measured[n]} | {measured[n + 4]} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from sp_bench.formats import escape_markdown
 BRIEF = (
     "[a, b]: interval. Tie: under {smallest}; undecided: perhaps over; within: too few runs. **Bold**: decided. A: 6 "
     "clean pairs; B: 2 to 5, few flagged or imitated; C: once, half flagged or aged. Undivided: in one chunk. Other "
-    "runs are up to {apart} apart: [all](docs/ANSWERS.md)."
+    "runs are up to {apart} apart."
 )
 LEGEND = (
     '"All-gather 1.02x": over the next best. Bold: an A that decides, who leads or that they tie. Tie: the interval is '
@@ -19,7 +19,8 @@ LEGEND = (
     "A letter's title names its campaign. An interval is of one machine. More: other runs of the place, or other "
     "packs; below 1 the other one leads. Undivided: chunks of heads, Ulysses' best way there, were not tried."
 )
-ONE_RANK = " \N{WHITE CIRCLE}: modelled by one rank, once."
+CIRCLE = "\N{WHITE CIRCLE}"
+ONE_RANK = f" {CIRCLE}: modelled by one rank, once."
 
 
 def in_brief(grid: Grid) -> Grid:
@@ -82,7 +83,7 @@ def _entry(entry: Entry, results: str, brief: bool) -> str:
     title = escape_markdown(entry.where).replace('"', "")
     link = f'({results}/{entry.campaign}/_campaign.yaml "{title}")'
     if entry.is_of_one_rank:
-        mark = "\N{MIDDLE DOT}".join(("\N{WHITE CIRCLE}", *grade.doubts))
+        mark = "\N{MIDDLE DOT}".join((CIRCLE, *grade.doubts))
         return f"[{mark}]{link} {escape_markdown(entry.label)}: {verdict}{more}"
     text = f"{escape_markdown(entry.label)}: {verdict} [{grade.mark if brief else grade.words}]{link}{more}"
     return f"<sub>{text}</sub>" if grade.is_weak else text

@@ -6,6 +6,7 @@ from typing import Any
 
 from sp_bench.analysis import identifiers, words
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.grades import DOUBTS
 from sp_bench.analysis.held import SMALLEST_SIGN, Edge, Group, Held, Sign, edges, groups, held, signs, traced_exposed_ms
 from sp_bench.analysis.metrics import memory_gib, tokens_per_s_per_gpu
 from sp_bench.analysis.over_depth import OverDepth, over_depth
@@ -65,7 +66,7 @@ GROUPS: tuple[Column[Group], ...] = (
     Column("what", lambda of: f"{_what(of.helds[0].one)} on {of.sp_size} GPUs"),
     Column("link model", lambda of: of.link),
     Column("cells", lambda of: len(of.of_like_code)),
-    Column("of older code", lambda of: len(of.helds) - len(of.of_like_code)),
+    Column("left out: older code", lambda of: len(of.helds) - len(of.of_like_code)),
     Column("time", _range(lambda of: of.ratio)),
     Column("without delay", _range(lambda of: of.ratio_without_delay)),
     Column("scaled", _range(lambda of: of.scaled)),
@@ -133,6 +134,7 @@ LINES: tuple[Column[OverDepth], ...] = (
     Column("tokens/s/GPU", lambda of: of.tokens_per_s_per_gpu, number),
     Column("peak GiB", lambda of: of.peak_gib, gib),
     Column("over the whole step: time, peak", lambda of: of.check, lambda pair: "{:.3f}, {:.3f}".format(*pair)),
+    Column("flagged", lambda of: " ".join(sorted(DOUBTS.intersection(of.few.flags + of.more.flags)))),
     Column("published step (s)", lambda of: "; ".join(map(_published, steps_like(of.few))) or None),
     Column("ran in", lambda of: _campaigns(of.few)),
 )

@@ -184,7 +184,7 @@ def beside_one_rank(cells: Sequence[Cell]) -> Table[BesideOneRank]:
     for figure in figures():
         for cell, line, value in _of_one_rank(figure, cells, lines):
             found.append(BesideOneRank(figure, cell, value, largest_error(helds, cell.asked["workload"]), line))
-    errors = {words.workload(each.cell).lower(): each.error for each in found if each.error is not None}
+    errors = {words.workload(each.cell).lower(): each.error for each in found if each.is_within is not None}
     stated = ", ".join(f"{workload} {error:.1%}" for workload, error in errors.items())
     about = f"{OF_ONE_RANK} Held error: {stated}." if stated else OF_ONE_RANK
     return plain("One real rank beside published figures", about, ONE_RANK, found)

@@ -88,6 +88,9 @@ def test_other_runs_of_a_step_recompute_as_much() -> None:
     )
     ((entry,),) = [found for found in grid_of(kept, all_again).lines[0].entries if found]
     assert (entry.difference.words, entry.more) == ("1.10x [1.10, 1.10]", "")
+    in_fp8 = both(10.0, 12.0, SIX, config=config(linear_dtype="float8_tensorwise"), **steps)
+    labels = {each.label for each in grid_of(both(10.0, 11.0, SIX, **steps), in_fp8).lines[0].entries[0]}
+    assert labels == {"Qwen3-4B", "Qwen3-4B, FP8 by tensor"}
 
 
 def test_a_third_method_stands_there_where_it_is_ahead_of_both() -> None:
@@ -113,7 +116,7 @@ def test_other_values_are_in_labels_and_latents_have_a_page_of_their_own() -> No
     values = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128}
     modelled = {"sp_size": 8, "world_size": 8}
     found = grid_of(both(10.0, 11.0, SIX), one_rank(both(10.0, 12.0, [1.0], **values, **modelled)))
-    assert [each.label for each in found.lines[1].entries[0]] == ["16/16 heads, values of 128, cuDNN"]
+    assert [each.label for each in found.lines[1].entries[0]] == ["16/16 heads of 192, values of 128, cuDNN"]
     assert found.caption.startswith("32/8 heads of 128, bf16, H200,")
     latents = values | {"kv_lora_rank": 512}
     assert len(grid_of(both(10.0, 11.0, SIX), one_rank(both(10.0, 12.0, [1.0], **latents, **modelled))).lines) == 1
@@ -162,7 +165,7 @@ def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
     found = grid_of(*rows)
     assert shown(found).splitlines()[2:] == [
         "| 2 GPUs, 1,024 | cuDNN: **Ulysses 1.10x [1.10, 1.10]** A |",
-        "| 8 GPUs, 1,024, modelled | \N{WHITE CIRCLE} 64/8 heads, cuDNN: Ulysses 1.040x<br>"
+        "| 8 GPUs, 1,024, modelled | \N{WHITE CIRCLE} 64/8 heads of 128, cuDNN: Ulysses 1.040x<br>"
         "\N{WHITE CIRCLE} cuDNN: within 3% |",
     ]
     brief = grid(settings(cells_of([row for each in rows for row in each])), of_one_shape=True)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from sp_bench.analysis.grades import code_changes
-from sp_bench.analysis.held import groups, held, signs
+from sp_bench.analysis.held import OWN_RANK, groups, held, signs
 from sp_bench.report import held_tables
 
 from .pages import page_of
@@ -54,8 +54,19 @@ def test_a_peak_is_held_against_that_of_the_same_rank():
         cells_of([one(peak_allocated_bytes=[90], leftover_bytes=[0]), measured(**ALL, leftover_bytes=[10] * 4)])
     )
     assert found.peak == 1
+    (of_last,) = held(cells_of([one(peak_allocated_bytes=[120], ran_rank=3), measured(**ALL)]))
+    assert of_last.peak == 1
     (of_no_peak,) = held(cells_of([one(), measured(**ALL)]))
     assert of_no_peak.peak is None
+
+
+def test_a_peak_of_an_old_row_beside_its_own_ranks_is_left_out_since_nobody_knows_which_rank_it_is_of():
+    same = {"environment": {"device_names": ["A"], "device_uuids": ["a"]}}
+    for at, peak in ((OWN_RANK - timedelta(hours=1), None), (OWN_RANK, 1)):
+        ran = {"started_at": at} | same
+        (found,) = held(cells_of([one(peak_allocated_bytes=[100], **ran), measured(**ALL | ran)]))
+        assert found.is_of_one_machine
+        assert found.peak == peak
 
 
 def test_a_slow_machine_is_scaled_away_by_the_step_without_messages():
