@@ -19,7 +19,8 @@ from sp_bench.config.machine import NO_DELAY
 
 SMALLEST_SIGN = 0.03  # measured differences below this share have no sign to predict
 _OF_WORLD = ("world", "link", "real_rank")
-OWN_RANK = datetime(2026, 11, 29, 15, 44, tzinfo=UTC)  # before, a warm process measured as what it had been: any rank
+# Before, a process that went on to a trial of one rank measured as the rank that it had been in a trial of all.
+OWN_RANK = datetime(2026, 11, 29, 15, 44, tzinfo=UTC)
 
 
 @dataclass(frozen=True)

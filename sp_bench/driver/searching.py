@@ -43,8 +43,12 @@ class Searching:
         # If the search is only planned, what this machine lacks does not matter; a missing proof does. A refused whole
         # step ends nothing.
         if isinstance(step, Probe) and not step.confirming:
-            planned = proofs.missing_reason(search.at(step.seq_len), self._campaign.settings.proofs_folder)
-            self.unsupported_reason = planned if self.elsewhere else self._trial(step).unsupported_reason
+            folder = self._campaign.settings.proofs_folder
+            self.unsupported_reason = (
+                proofs.missing_reason(search.at(step.seq_len), folder)
+                if self.elsewhere
+                else self._trial(step).unsupported_reason
+            )
 
     def _trial(self, probe: Probe) -> Trial:
         config = self.search.at(probe.seq_len, confirming=probe.confirming)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sp_bench.analysis import grades
+from sp_bench.analysis.grades import Grade
 from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
@@ -20,7 +21,13 @@ LEGEND = (
     "packs; below 1 the other one leads. Undivided: chunks of heads, Ulysses' best way there, were not tried."
 )
 CIRCLE = "\N{WHITE CIRCLE}"
+EVIDENCE = "one_rank"
 ONE_RANK = f" {CIRCLE}: modelled by one rank, once."
+
+
+def mark(of: Grade) -> str:
+    """A; C\N{MIDDLE DOT}once\N{MIDDLE DOT}aged; \N{WHITE CIRCLE}\N{MIDDLE DOT}flagged: of one real rank."""
+    return "\N{MIDDLE DOT}".join((CIRCLE if of.mark == EVIDENCE else of.mark, *of.doubts))
 
 
 def in_brief(grid: Grid) -> Grid:
@@ -83,7 +90,6 @@ def _entry(entry: Entry, results: str, brief: bool) -> str:
     title = escape_markdown(entry.where).replace('"', "")
     link = f'({results}/{entry.campaign}/_campaign.yaml "{title}")'
     if entry.is_of_one_rank:
-        mark = "\N{MIDDLE DOT}".join((CIRCLE, *grade.doubts))
-        return f"[{mark}]{link} {escape_markdown(entry.label)}: {verdict}{more}"
+        return f"[{mark(grade)}]{link} {escape_markdown(entry.label)}: {verdict}{more}"
     text = f"{escape_markdown(entry.label)}: {verdict} [{grade.mark if brief else grade.words}]{link}{more}"
     return f"<sub>{text}</sub>" if grade.is_weak else text
