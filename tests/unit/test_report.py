@@ -452,6 +452,18 @@ def test_panels_over_the_length_share_their_y_axis_unless_their_values_are_far_a
     assert ("The panels' y axes differ." in plot.caption) == (not shared)
 
 
+def test_a_mark_of_bytes_stands_at_its_number_of_ranks_and_equal_ones_beside_it() -> None:
+    def at(ulysses: float, ring: float) -> list[float]:
+        rows = [on_gpus(comm_counted_bytes=ulysses, **ULYSSES), on_gpus(comm_counted_bytes=ring)]
+        (plot,) = traffic.draw(settings(cells_of(rows)), Look())
+        (axis,) = plot.figure.axes
+        return sorted({float(line.get_xdata()[0]) for line in axis.get_lines() if len(line.get_xdata()) == 1})
+
+    assert at(2**30, 2**31) == [2.0]
+    left, right = at(2**30, 2**30)
+    assert left < 2.0 < right
+
+
 @pytest.mark.parametrize(("counted_bytes", "unit"), [(2**20, "MiB"), (2**30, "GiB")])
 def test_sent_bytes_are_drawn_in_a_unit_of_their_size_and_kept_in_gib(counted_bytes: float, unit: str) -> None:
     found = cells_of([on_gpus(comm_counted_bytes=counted_bytes, **ULYSSES)])

@@ -92,16 +92,20 @@ def _forms(axis: Axes, cell: Cell, per_gib: int, lines: dict[str, Line2D]) -> It
 
 def _counted(axis: Axes, cells: Sequence[Cell], per_gib: int, handles: dict[str, Line2D]) -> Iterator[dict[str, Any]]:
     """Draws the counted bytes of cells, and those of NVLink's counters. Yields their data."""
-    drawn_cells = [(cell, sent) for cell in _one_a_method(cells) if (sent := sent_gib(cell))]
-    for place, (cell, sent) in enumerate(drawn_cells):
-        x = cell.asked["sp_size"] * 1.07 ** (place % 5 - 2)  # beside each other where bytes are equal
-        (drawn,) = axis.plot([x], [sent * per_gib], **mark(cell))
-        handles.setdefault(words.plain_method(cell), drawn)
-        yield {**about(cell), "what": "counted", "gib": sent, "trial_ids": trial_ids(cell)}
-        if (wire := wire_gib(cell)) is not None:
-            (drawn,) = axis.plot([x], [wire * per_gib], marker="x", color=BLACK, ms=3.5, ls="none")
-            handles.setdefault("NVLink's counters", drawn)
-            yield {**about(cell), "what": "wire", "gib": wire, "trial_ids": trial_ids(cell)}
+    places: dict[tuple[int, str], list[tuple[Cell, float]]] = {}  # where marks of equal bytes would hide each other
+    for cell in _one_a_method(cells):
+        if sent := sent_gib(cell):
+            places.setdefault((cell.asked["sp_size"], f"{sent:.2g}"), []).append((cell, sent))
+    for (ranks, _), found in places.items():
+        for number, (cell, sent) in enumerate(found):
+            x = ranks * 1.07 ** (number - (len(found) - 1) / 2)
+            (drawn,) = axis.plot([x], [sent * per_gib], **mark(cell))
+            handles.setdefault(words.plain_method(cell), drawn)
+            yield {**about(cell), "what": "counted", "gib": sent, "trial_ids": trial_ids(cell)}
+            if (wire := wire_gib(cell)) is not None:
+                (drawn,) = axis.plot([x], [wire * per_gib], marker="x", color=BLACK, ms=3.5, ls="none")
+                handles.setdefault("NVLink's counters", drawn)
+                yield {**about(cell), "what": "wire", "gib": wire, "trial_ids": trial_ids(cell)}
 
 
 def _title(cell: Cell) -> str:
