@@ -166,14 +166,19 @@ def _newest(rows: pd.DataFrame, within: str) -> pd.Series:
 
 
 def _pools(rows: pd.DataFrame) -> list[str]:
-    """Pools such as `env 36b06b82`, with the device model and its limits of power and clock if one has several."""
-    models = [
-        _device_words(*each)
-        for each in zip(rows["environment"], rows["power_limit_w"], rows["application_clock_mhz"], strict=True)
-    ]
+    """Pools such as `env 36b06b82`, with the device model and its limits of power and clock if one has several. A row
+    without limits, as one that ran out of memory, has those on which its campaign's other rows agree."""
+    told = zip(rows["environment"], rows["power_limit_w"], rows["application_clock_mhz"], strict=True)
+    models = [_device_words(*each) for each in told]
+    kinds = list(zip(rows["core_id"], rows["folder"], map(_device_model, rows["environment"]), strict=True))
+    limited: dict[tuple[str, str, str | None], set[str | None]] = {}
+    for kind, model in zip(kinds, models, strict=True):
+        limited.setdefault(kind, set()).update([model] if model != kind[-1] else [])
     known: dict[str, set[str]] = {}
-    for core_id, model in zip(rows["core_id"], models, strict=True):
-        known.setdefault(core_id, set()).update([model] if model else [])
+    for number, (kind, model) in enumerate(zip(kinds, models, strict=True)):
+        if model == kind[-1] and len(limited[kind]) == 1:
+            (models[number],) = limited[kind]
+        known.setdefault(kind[0], set()).update(filter(None, [models[number]]))
     several = {core_id for core_id, each in known.items() if len(each) > 1}
     pairs = zip(rows["core_id"], models, strict=True)
     return [f"env {e} on {m or 'an unknown device'}" if e in several else f"env {e}" for e, m in pairs]

@@ -144,6 +144,18 @@ def test_rows_of_other_limits_of_power_are_no_replicates_and_compare_names_the_l
     assert "power limit 700 W \N{RIGHTWARDS ARROW} 500 W" in differences
 
 
+def test_a_row_that_ran_out_of_memory_has_the_limits_of_the_others_of_its_campaign(tmp_path) -> None:
+    """It says none itself, and once was no end of their bracket."""
+    folders = []
+    for replicate, (name, limits) in enumerate({"full": FREE, "cap": CAPPED}.items()):
+        machine = {"environment": on("a", "b"), "replicate": replicate}
+        ran_out = row(seq_len=8192, status="oom", **machine)
+        folders.append(commit([row(**machine, **limits), ran_out], tmp_path / name))
+    by_folder = select(folders).rows.groupby("folder")["pool"].agg(set)
+    assert {name: len(pools) for name, pools in by_folder.items()} == {"full": 1, "cap": 1}
+    assert by_folder["full"] != by_folder["cap"]
+
+
 @pytest.mark.parametrize(("ms", "said"), [(11.8, True), (10.5, False), (8.0, True)])
 def test_campaigns_whose_equal_cells_contradict_each_other_are_not_pooled_without_a_word(tmp_path, ms, said) -> None:
     folders = [

@@ -146,11 +146,15 @@ def test_one_real_rank_that_waits_for_the_host_or_for_others_is_not_comparable(f
         assert all(("lower bound" in line.name) == (flag == "lower_bound" and not there) for line in lines([table]))
 
 
-@pytest.mark.parametrize(("works_ms", "waits"), [(9.5, False), (7.0, True)])
-def test_a_step_of_one_real_rank_waits_for_the_host_if_its_kernels_take_much_less(works_ms, waits):
+@pytest.mark.parametrize(
+    ("workload", "works_ms", "waits"),
+    [("train_step", 9.5, False), ("train_step", 8.5, True), ("attention", 8.5, False), ("attention", 7.0, True)],
+)
+def test_one_real_rank_waits_for_the_host_if_its_kernels_take_much_less(workload, works_ms, waits):
     parts = dict.fromkeys(("messages", "exposed_messages", "host_copies", "exposed_host_copies", "other", "idle"), 0.0)
     traced = [parts | {"attention": works_ms - 1, "matmul": 1.0}]
-    (cell,) = cells_of([one(workload="train_step", pass_kind="step", median_ms=10.0, kernel_ms=traced)])
+    passes = {"pass_kind": "step"} if workload == "train_step" else {}
+    (cell,) = cells_of([one(workload=workload, **passes, median_ms=10.0, kernel_ms=traced)])
     assert (cell.waits_for_host, cell.is_comparable) == (waits, not waits)
 
 

@@ -99,13 +99,17 @@ def _upipe(config: TrialConfig) -> float:
 
 
 def _all_gather(config: TrialConfig) -> float:
-    """Keys and values of all ranks, and at the largest run of queries the gradients of all that they see."""
+    """Keys and values of all ranks, and at the largest run of queries the gradients of all that they see. Of several
+    groups of heads, the next one's keys and values arrive and the last one's gradients leave meanwhile."""
     model, size, (q, kv) = config.model, config.sp_size, _widths(config)
+    groups = -(-model.num_kv_heads // (config.method.head_stride or model.num_kv_heads))
     at_once = (config.method.head_stride or model.num_kv_heads) / model.num_kv_heads
     # of one rank's tokens; in zigzag order its last run is half of them, and only its own last chunk comes later
     queries, keys = (0.5, size - 0.5) if config.method.layout == "zigzag" else (1, size - 1)
     sums = 2 * q * queries + _sums_elements(config, q, kv) * keys
-    return 2 * q + 4 * kv + at_once * (2 * kv * (size + keys) + sums)
+    # messages, each with a rank's own part; and what the group has of dq, which goes into that of all heads
+    beside = min(groups - 1, 2) * 2 * kv * (size + 1) + (q if groups > 1 else 0)
+    return 2 * q + 4 * kv + at_once * (2 * kv * (size + keys) + sums + beside)
 
 
 def _ring(config: TrialConfig) -> float:
