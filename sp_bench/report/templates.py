@@ -109,6 +109,7 @@ class Rows:
             "measured",
             "cell",
             "cells",
+            "largest",
             "at_full_depth",
             "pair",
             "longest",
@@ -159,6 +160,12 @@ class Rows:
             rows = select([self.folders[campaign]], executor=self.executor).rows
             self.campaigns[campaign] = cells(of_equal_steps(rows))
         return [each for each in self.campaigns[campaign] if each.ok and _is_asked(each, asked)]
+
+    def largest(self, campaign: str, column: str) -> float:
+        """The largest value of a column over a campaign's rows that ran, also of those without a time."""
+        self.cells(campaign)
+        rows = [row for each in self.campaigns[campaign] for row in each.rows if row["status"] == "ok"]
+        return max(row[column] for row in rows)
 
     def at_full_depth(self, campaign: str, **asked: Any) -> list[Cell]:
         """The same, with all layers of their model: those that ran with few as the line through two depths has them."""
