@@ -11,6 +11,7 @@ kernel that takes latents is one over latents.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,22 +34,27 @@ def projected(latent: Tensor, up: Tensor, head_dim: int) -> tuple[Tensor, Tensor
 
 class _NothingProjected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, latent: Tensor, up: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:  # pyright: ignore
+    def forward(  # pyright: ignore
+        ctx, kernel: NoKernel, latent: Tensor, up: Tensor, head_dim: int
+    ) -> tuple[Tensor, Tensor]:
+        ctx.kernel = kernel
         ctx.save_for_backward(latent, up)
         rope, (_, heads, width) = latent.shape[-1] - len(up), up.shape
         sizes = head_dim, width - (head_dim - rope)
-        k, v = (latent.new_empty(*latent.shape[:2], heads, size) for size in sizes)
+        k, v = (kernel.like(latent[..., :1].expand(-1, -1, heads, size)) for size in sizes)
         return k, v
 
     @staticmethod
-    def backward(ctx, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
+    def backward(ctx, dk: Tensor, dv: Tensor) -> tuple[None, Tensor, Tensor, None]:  # pyright: ignore
         latent, up = ctx.saved_tensors
-        return torch.empty_like(latent), torch.empty_like(up), None
+        return None, ctx.kernel.like(latent), ctx.kernel.like(up), None
 
 
 def projection(kernel: Attention) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]:
     """`projected`; beside a kernel that computes nothing, a function that computes nothing either."""
-    return _NothingProjected.apply if isinstance(kernel, NoKernel) else projected  # pyright: ignore
+    if isinstance(kernel, NoKernel):
+        return partial(_NothingProjected.apply, kernel)  # pyright: ignore
+    return projected
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class OverLatents:
         dq, dk, dv = self.kernel.backward(dout, q, *kv, out, lse, causal=causal, scale=scale)
         del kv
         if isinstance(self.kernel, NoKernel):
-            return dq, torch.empty_like(k), v
+            return dq, self.kernel.like(k), v
         rank = self.up.shape[0]
         own = q.shape[-1] - (k.shape[-1] - rank)
         dboth = torch.cat((dk[..., :own], dv), dim=-1).flatten(2)  # [B,n,H*(D-R+E)]

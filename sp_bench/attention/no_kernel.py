@@ -45,7 +45,8 @@ class NoKernel:
         scale: float,
         **mask: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._like(q), self._like(k), self._like(v)
+        return self.like(q), self.like(k), self.like(v)
 
-    def _like(self, x: Tensor) -> Tensor:
+    def like(self, x: Tensor) -> Tensor:
+        """Of the shape and dtype of x."""
         return self._make(x.shape, dtype=x.dtype, device=x.device)

@@ -143,7 +143,7 @@ class MethodConfig:
         Declared(
             "ring, all_gather, of a model with kv_lora_rank: latent, of which each rank projects keys and values up; "
             "null: keys and values",
-            of=("attention",),
+            of=ATTENTION,
             none_means="keys and values",
             words={"latent": "of latents"},
             named=True,

@@ -33,6 +33,7 @@ class ModelConfig:
                 "gemma3_27b": "Gemma-3-27B",
                 "gpt_oss_20b_dense": "gpt-oss-20b with a dense MLP",
                 "deepseek_v2_lite": "DeepSeek-V2-Lite",
+                "deepseek_v2_lite_dense": "DeepSeek-V2-Lite with a dense MLP",
                 "deepseek_v3": "DeepSeek-V3",
                 "qwen3_next_linear": "Qwen3-Next's linear layers",
                 "qwen3_next_dense": "Qwen3-Next with a dense MLP",
@@ -69,17 +70,17 @@ class ModelConfig:
     v_head_dim: Annotated[
         int | None,
         Declared(
-            "attention: size of a value head, and of the output's; null: head_dim",
-            of=("attention",),
+            "size of a value head, and of the output's; null: head_dim",
+            of=ATTENTION,
             words="values of {}",
         ),
     ] = None
     kv_lora_rank: Annotated[
         int | None,
         Declared(
-            "attention: elements of a token's latent that the step projects up to keys and values, before these travel "
+            "elements of a token's latent that the step projects up to keys and values, before these travel "
             "or after (method.sends); null: it begins with keys and values",
-            of=("attention",),
+            of=ATTENTION,
             words="latents of {}",
         ),
     ] = None
@@ -87,7 +88,7 @@ class ModelConfig:
         int | None,
         Declared(
             "kv_lora_rank: elements beside a token's latent that end the key of every head; they carry its place",
-            of=("attention",),
+            of=ATTENTION,
             words="and {}",
         ),
     ] = None
@@ -214,6 +215,11 @@ class ModelConfig:
             )
         if self.window is not None:
             require_at_least(self, PROVABLE_TOKENS, "window")
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a head of queries that the rotary embedding turns."""
+        return self.qk_rope_head_dim or self.head_dim
 
     @property
     def kinds(self) -> tuple[str, ...]:

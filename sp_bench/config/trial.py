@@ -209,10 +209,12 @@ class TrialConfig:
 
     def _check_latent(self) -> None:
         model, workload = self.model, self.workload
-        of_attention = [(f"model.{name}", getattr(model, name)) for name in ("v_head_dim", "kv_lora_rank")]
-        for option, value in of_attention:
-            if value is not None and self.trains:
-                raise ConfigError(f"{option}={value}: no decoder here has that; use workload=attention")
+        if self.trains and model.kv_lora_rank is None and model.v_head_dim is not None:
+            raise ConfigError(
+                f"model.v_head_dim={model.v_head_dim}: no decoder here has that without latents; use workload=attention"
+            )
+        if self.trains and model.kv_lora_rank is not None:
+            self._check_latent_layers()
         if self.method.sends == "latent" and model.kv_lora_rank is None:
             raise ConfigError(
                 f"method.sends=latent: model={model.name} has no latent; use method.sends=null, or a model with "
@@ -223,6 +225,31 @@ class TrialConfig:
                 raise ConfigError(
                     f"workload.{option}={value}: model={model.name} has latents, which are proven without; leave it out"
                 )
+
+    def _check_latent_layers(self) -> None:
+        model, workload = self.model, self.workload
+        proven = {
+            "workload": (workload.name, ("train_step", "parity")),
+            "engine": (self.engine.name, ("fsdp2",)),
+            "workload.linear_dtype": (workload.linear_dtype or "model", ("model",)),
+            "workload.activation_checkpointing": (
+                workload.activation_checkpointing or "none",
+                ("none", "selective", "selective_mlp", "full"),
+            ),
+            "model.layers": (model.layers or "full", ("full",)),
+            "model.sinks": (model.sinks, (False,)),
+            "model.qk_norm": (model.qk_norm, (False,)),
+            "model.qkv_bias": (model.qkv_bias, (False,)),
+            "model.rope_scaling": (model.rope_scaling or "none", ("none",)),
+        }
+        for option, (value, values) in proven.items():
+            if value not in values:
+                raise ConfigError(
+                    f"{option}={value}: layers with latents (model={model.name}) are proven with "
+                    f"{' and '.join(map(str, values))} alone; use {option}={values[0]}"
+                )
+        if model.rope_dim % 2:
+            raise ConfigError(f"model.qk_rope_head_dim={model.rope_dim} must be even: RoPE rotates pairs")
 
     def _check_world(self) -> None:
         if self.world == "ranks":

@@ -12,6 +12,7 @@ from itertools import islice
 from math import prod
 from statistics import median
 
+from sp_bench.config.method import MethodConfig
 from sp_bench.config.model import ModelConfig
 from sp_bench.config.shape import ELEMENT_BYTES
 from sp_bench.config.trial import TrialConfig
@@ -23,7 +24,7 @@ from sp_bench.costs.attention import (
     computed,
     scale_traffic,
 )
-from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
+from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls, projection_flops
 
 # What each model code leaves no call of in the layers. The final norm is in none, and not compiled: norms' operation
 # still runs there.
@@ -32,6 +33,7 @@ E4M3 = "float8_e4m3fn"  # torch's name
 # workload.linear_dtype -> of what rows and columns of both factors are a multiple on CUDA
 FLOAT8_MULTIPLE = {"float8_rowwise": 16, "float8_tensorwise": 16, "float8_blockwise": 128}
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
+UP = "attention.up.weight"  # up-projections of latents: the attention multiplies by them, as often as its method needs
 
 
 def block_shapes(model: ModelConfig, kind: str = "full") -> ParameterShapes:
@@ -46,6 +48,8 @@ def block_shapes(model: ModelConfig, kind: str = "full") -> ParameterShapes:
     }
     if kind == "delta":
         return around | _delta_shapes(model)
+    if model.kv_lora_rank is not None:
+        return around | _latent_shapes(model, model.kv_lora_rank)
     shapes = around | {
         "attention.q.weight": (q_size, hidden),
         "attention.k.weight": (kv_size, hidden),
@@ -72,6 +76,18 @@ def _delta_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         "attention.beta.weight": (heads, hidden),
         "attention.out_norm.weight": (dim,),
         "attention.out.weight": (hidden, heads * dim),
+    }
+
+
+def _latent_shapes(model: ModelConfig, rank: int) -> dict[str, tuple[int, ...]]:
+    hidden, heads, rope = model.hidden_size, model.num_heads, model.rope_dim
+    value_dim = model.v_head_dim or model.head_dim
+    return {
+        "attention.q.weight": (heads * model.head_dim, hidden),
+        "attention.down.weight": (rank + rope, hidden),
+        "attention.latent_norm.weight": (rank,),
+        UP: (heads * (model.head_dim - rope + value_dim), rank),
+        "attention.out.weight": (hidden, heads * value_dim),
     }
 
 
@@ -107,8 +123,12 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def layers_matmul_parameters(model: ModelConfig) -> int:
-    """Elements of all layers' matrices. Each element costs 2 FLOPs a token in the forward."""
-    return of_layers(model, lambda shapes: sum(prod(shape) for shape in shapes.values() if len(shape) == 2))
+    """Elements of all layers' matrices but `UP`. Each element costs 2 FLOPs a token in the forward."""
+
+    def of_one(shapes: ParameterShapes) -> int:
+        return sum(prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name != UP)
+
+    return of_layers(model, of_one)
 
 
 def matmul_parameters(model: ModelConfig) -> int:
@@ -166,7 +186,8 @@ def model_flops(config: TrialConfig) -> int:
     Source: arXiv 2204.02311, appendix B. Here the causal mask is counted exactly.
     """
     matmuls = 2 * matmul_parameters(config.model) * _tokens(config, config.seq_len)
-    return 3 * (matmuls + _attention_flops(config, config.seq_len))
+    up = _projections(config, config.seq_len, MethodConfig("single"), [0] * config.sp_size, backward=False)
+    return 3 * (matmuls + up + _attention_flops(config, config.seq_len))
 
 
 def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
@@ -175,11 +196,27 @@ def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
     return matmul_flops(config, padded_seq_len) + attention_flops(config, padded_seq_len)
 
 
-def matmul_flops(config: TrialConfig, padded_seq_len: int) -> int:
-    """The part of `hardware_flops` that is matrix products outside attention."""
+def _projections(
+    config: TrialConfig, seq_len: int, method: MethodConfig, ranks: Sequence[int], *, backward: bool
+) -> int:
+    """FLOPs in which the attention of all layers of one step multiplies by `UP`, on these ranks of all sequences."""
+    if config.model.kv_lora_rank is None:
+        return 0
+    shape = replace(config.attention_shape(seq_len), batch_size=config.num_sequences)
+    layers = sum(attended(config).values())
+    return layers * projection_flops(method, shape, config.sp_size, ranks, backward=backward)
+
+
+def matmul_flops(config: TrialConfig, padded_seq_len: int, rank: int | None = None) -> int:
+    """The part of `hardware_flops` that is matrix products outside the attention's kernel. rank: what all ranks would
+    compute if each did as much as this one."""
     model, tokens = config.model, _tokens(config, padded_seq_len)
     flops = 3 * 2 * model.vocab_size * model.hidden_size * tokens
     flops += sum(_layer_flops(config, padded_seq_len))
+    ranks = range(config.sp_size) if rank is None else [rank % config.sp_size] * config.sp_size
+    flops += _projections(config, padded_seq_len, config.method, ranks, backward=True)
+    if _recomputed(config):
+        flops += _projections(config, padded_seq_len, config.method, ranks, backward=False)
     if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again
         flops += 2 * model.vocab_size * model.hidden_size * (4 * _scored_tokens(config, padded_seq_len) - 3 * tokens)
     return flops
@@ -192,10 +229,10 @@ def _layer_flops(config: TrialConfig, padded_seq_len: int) -> tuple[int, int]:
     return tokens * (matrices + _repeated_parameters(config)), tokens * 2 * matrices
 
 
-def matmul_flops_by_dtype(config: TrialConfig, padded_seq_len: int) -> dict[str, int]:
+def matmul_flops_by_dtype(config: TrialConfig, padded_seq_len: int, rank: int | None = None) -> dict[str, int]:
     """`matmul_flops` by the dtypes of the two factors. Recipes in FP8 have e4m3 everywhere, but e5m2 for the gradient
     of an output that has one scale."""
-    whole = matmul_flops(config, padded_seq_len)
+    whole = matmul_flops(config, padded_seq_len, rank)
     if config.workload.linear_dtype == "model":
         return {config.dtype: whole}
     forward, backward = _layer_flops(config, padded_seq_len)
@@ -302,11 +339,11 @@ def expected_work(
     calls: of this rank, in one attention call of each kind; None: it is not known how the method calls the kernel.
     products: whether all matrix products outside the kernel are the decoder's.
     """
-    decoder = config.engine.facts.decoder
+    decoder, of_rank = config.engine.facts.decoder, rank if config.world == "one_rank" else None
     if decoder not in ("sp_bench", "transformers"):
         return ExpectedWork()
     expected = ExpectedWork(
-        matmul_flops=matmul_flops_by_dtype(config, padded_seq_len) if products else None,
+        matmul_flops=matmul_flops_by_dtype(config, padded_seq_len, of_rank) if products else None,
         updated_elements=updated_elements(config, rank),
         replaced_ops=_replaced_ops(config),
         updated_by=_updated_by(config),

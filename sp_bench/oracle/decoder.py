@@ -41,6 +41,12 @@ def layer_shapes(model: ModelConfig, index: int) -> Shapes:
         shapes |= {"attention.decay.weight": (states, hidden), "attention.decay.bias": (states,)}
         shapes |= {"attention.beta.weight": (states, hidden), "attention.out_norm.weight": (size,)}
         return shapes | {"attention.out.weight": (hidden, states * size)} | after
+    if model.kv_lora_rank is not None:
+        rank, turned, value = model.kv_lora_rank, model.qk_rope_head_dim or 0, model.v_head_dim or head
+        shapes |= {"attention.q.weight": (model.num_heads * head, hidden)}
+        shapes |= {"attention.down.weight": (rank + turned, hidden), "attention.latent_norm.weight": (rank,)}
+        shapes |= {"attention.up.weight": (model.num_heads * (head - turned + value), rank)}
+        return shapes | {"attention.out.weight": (hidden, model.num_heads * value)} | after
     if model.sinks:
         shapes["attention.sinks"] = (model.num_heads,)
     for name, heads in (("q", model.num_heads), ("k", model.num_kv_heads), ("v", model.num_kv_heads)):
@@ -92,6 +98,7 @@ def layer(model: ModelConfig, weights: Weights, x: Tensor, window: int | None, p
     """The residual stream [n,h] before a layer -> after it. Each token sees the last `window` ones; None: all."""
     normed = _rms_norm(x, weights["attention_norm.weight"], model.norm_eps)
     attend = _with_states if "attention.log_rate" in weights else _with_keys
+    attend = _with_latents if "attention.up.weight" in weights else attend
     attended = attend(model, weights, normed, window, product)
     x = x + product(attended.flatten(1), weights["attention.out.weight"], None)
     normed = _rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
@@ -110,6 +117,21 @@ def _with_keys(model: ModelConfig, weights: Weights, normed: Tensor, window: int
     if model.qk_norm:
         q, k = (_rms_norm(y, weights[f"attention.{n}_norm.weight"], model.norm_eps) for n, y in (("q", q), ("k", k)))
     return _attention(_turned(q, model), _turned(k, model), v, window, weights.get("attention.sinks"))
+
+
+def _with_latents(model: ModelConfig, weights: Weights, normed: Tensor, window: int | None, product: Product) -> Tensor:
+    """Softmax attention whose keys and values are made of latents: normed [n,h] -> [n,H,E]. A head of the
+    up-projections makes the keys' own elements, and then the values. The last elements of a key are of all heads."""
+    number, heads, turned = len(normed), model.num_heads, model.qk_rope_head_dim or 0
+    q = product(normed, weights["attention.q.weight"], None).view(number, heads, -1)
+    latents = product(normed, weights["attention.down.weight"], None)
+    compressed = _rms_norm(latents[:, :-turned], weights["attention.latent_norm.weight"], model.norm_eps)
+    made = product(compressed, weights["attention.up.weight"], None).view(number, heads, -1)
+    own = model.head_dim - turned
+    q = torch.cat((q[..., :own], _turned(q[..., own:], model)), dim=-1)
+    of_all = _turned(latents[:, None, -turned:], model).repeat(1, heads, 1)
+    k = torch.cat((made[..., :own], of_all), dim=-1)
+    return _attention(q, k, made[..., own:], window, None)
 
 
 def _with_states(model: ModelConfig, weights: Weights, normed: Tensor, window: int | None, product: Product) -> Tensor:
@@ -152,18 +174,23 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _turned(x: Tensor, model: ModelConfig) -> Tensor:
     """RoPE of x [n,H,D]: elements i and i + D/2 are a complex number, which is turned by its pair's angle a token."""
-    pairs = [turn_per_token(model, pair) for pair in range(model.head_dim // 2)]
+    pairs = [turn_per_token(model, pair) for pair in range(x.shape[-1] // 2)]
     places, speeds = (torch.tensor(each, dtype=torch.float64, device=x.device) for each in (range(len(x)), pairs))
     angles = torch.outer(places, speeds)[:, None]  # [n,1,D/2]
     turns = torch.polar(torch.full_like(angles, _length(model)), angles)
-    halves = _wide(x).split(model.head_dim // 2, dim=-1)
+    halves = _wide(x).split(x.shape[-1] // 2, dim=-1)
     turned = torch.complex(*halves) * turns.to(torch.promote_types(_wide(x).dtype, torch.cfloat))
     return torch.cat((turned.real, turned.imag), dim=-1).to(x)
 
 
 def turn_per_token(model: ModelConfig, pair: int) -> float:
     """The angle by which a token turns a pair of elements, as Llama 3.1's code and YaRN (arXiv 2309.00071) have it."""
-    theta, half, length, factor = model.rope_theta, model.head_dim // 2, model.rope_original_seq_len, model.rope_factor
+    theta, half, length, factor = (
+        model.rope_theta,
+        (model.qk_rope_head_dim or model.head_dim) // 2,
+        model.rope_original_seq_len,
+        model.rope_factor,
+    )
     turn = theta ** (-pair / half)
     if length is None or factor is None:
         return turn

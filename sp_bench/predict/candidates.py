@@ -163,9 +163,10 @@ def candidates(
 
     Raises:
         NothingFits: the message names the way that needs least.
-        NotProjectable: the kernel has no rows, or no training step that recomputes so has.
+        NotProjectable: the kernel has no rows, or no training step that recomputes so has, or none of such layers has.
     """
     require_kernel(fit, config.kernel.name)
+    _require_softmax_over_keys(config)
     measured = [options for options in fit.steps if options[0] == config.kernel.name]
     ways = [options for options in measured if options[1] in checkpointing]
     if not ways:
@@ -426,6 +427,16 @@ def campaigns(cells: Sequence[Basis]) -> list[str]:
 def _given(value: Any) -> str:
     """A value in command-line notation."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _require_softmax_over_keys(config: TrialConfig) -> None:
+    model = config.model
+    if model.kv_lora_rank is not None or "delta" in model.kinds:
+        layers = "latents" if model.kv_lora_rank is not None else "layers of kind delta"
+        raise NotProjectable(
+            f"model={model.name}: no row that the fit rests on has {layers}; docs/LATENT.md has what one real rank of such "
+            "models takes, and world=one_rank measures it"
+        )
 
 
 def require_kernel(fit: Fit, kernel: str) -> None:

@@ -65,6 +65,7 @@ def _attention_ms(config: TrialConfig, kind: str, device: torch.device) -> float
     ranks, shape, named = config.sp_size, config.attention_shape(config.seq_len, kind), config.kernel_of(kind)
     share = math.gcd(ranks, shape.num_heads, shape.num_kv_heads)  # so each part has whole groups of heads
     part = replace(shape, num_heads=shape.num_heads // share, num_kv_heads=shape.num_kv_heads // share)
+    part = replace(part, kv_lora_rank=None, qk_rope_head_dim=None)  # up-projections are products of their own
     new = partial(torch.randn, dtype=getattr(torch, config.dtype), device=device)
     drawn, scale = [new(*size) for size in part.sizes(config.seq_len)], shape.head_dim**-0.5
     if shape.gated_delta:

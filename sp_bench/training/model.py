@@ -22,7 +22,8 @@ from sp_bench.training.offload import Offload
 from sp_bench.training.rotary import rotation
 from sp_bench.training.tiled_mlp import Mlp, in_tiles
 
-# an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]; in a layer of kind delta that of attention/delta.py
+# an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]; of latents that of attention/latent.py; in a layer of
+# kind delta that of attention/delta.py
 AttentionCall = Callable[..., Tensor]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # last hidden states [B,s,h], output matrix [V,h] -> losses
 
@@ -51,6 +52,42 @@ class SelfAttention(nn.Module):
 
     def projected(self, attended: Tensor, code: ModelCode) -> Tensor:
         """[B,s,Hq,D] -> [B,s,h]."""
+        return self.out(attended.flatten(-2))
+
+
+class LatentAttention(nn.Module):
+    """Latents (MLA) as in DeepSeek-V2-Lite, arXiv 2405.04434, section 2.1: keys and values come of one small latent a
+    token, and queries of the hidden state. RoPE turns the last elements of each query, and the latent's that end every
+    key."""
+
+    sinks = None
+
+    def __init__(self, config: ModelConfig, attention: AttentionCall) -> None:
+        super().__init__()
+        assert config.kv_lora_rank is not None
+        assert config.qk_rope_head_dim is not None
+        self.attention = attention
+        self.heads, self.head_dim, self.rope_dim = config.num_heads, config.head_dim, config.qk_rope_head_dim
+        hidden, rank, value_dim = config.hidden_size, config.kv_lora_rank, config.v_head_dim or config.head_dim
+        self.q = nn.Linear(hidden, self.heads * self.head_dim, bias=False)
+        self.down = nn.Linear(hidden, rank + self.rope_dim, bias=False)
+        self.latent_norm = nn.RMSNorm(rank, config.norm_eps)
+        self.up = nn.Linear(rank, self.heads * (self.head_dim - self.rope_dim + value_dim), bias=False)
+        self.out = nn.Linear(self.heads * value_dim, hidden, bias=False)
+
+    def inputs(self, x: Tensor, rope: Rotation, code: ModelCode) -> tuple[Tensor, ...]:
+        """Normalised x [B,s,h] -> q [B,s,H,D], latents [B,s,1,C+R] and both up-projections [C,H,D-R+E]. Letters as in
+        attention/latent.py."""
+        q, latent = self.q(x).unflatten(-1, (self.heads, -1)), self.down(x).unsqueeze(2)
+        own, turned = q.split([self.head_dim - self.rope_dim, self.rope_dim], dim=-1)
+        compressed, of_keys = latent.split([latent.shape[-1] - self.rope_dim, self.rope_dim], dim=-1)
+        turned, of_keys = code.rotate_both(turned, of_keys, rope)
+        latent = torch.cat((code.norm(compressed, self.latent_norm), of_keys), dim=-1)
+        up = self.up.weight.unflatten(0, (self.heads, -1)).permute(2, 0, 1)  # [H*(D-R+E),C] -> [C,H,D-R+E]
+        return torch.cat((own, turned), dim=-1), latent, up
+
+    def projected(self, attended: Tensor, code: ModelCode) -> Tensor:
+        """[B,s,H,E] -> [B,s,h]."""
         return self.out(attended.flatten(-2))
 
 
@@ -136,7 +173,8 @@ class Block(nn.Module):
         self.checkpointing, self.mlp_tile_tokens, self.offload = keeping
         self.code = code
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = (DeltaAttention if kind == "delta" else SelfAttention)(config, attention)
+        softmax = SelfAttention if config.kv_lora_rank is None else LatentAttention
+        self.attention = (DeltaAttention if kind == "delta" else softmax)(config, attention)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config)
         # The product with `down` is in none of them: a layer that is recomputed can stop before it. In FP8 it cannot,
@@ -182,8 +220,8 @@ class Block(nn.Module):
         return self._attend(*self._before(x, rope), *kept)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, *kept: Any) -> Tensor:
-        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]. In the place of `kept` a layer of kind delta has g and
-        beta."""
+        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]. In the place of k and v there are latents and up-projections
+        if the model has them; in the place of `kept` a layer of kind delta has g and beta."""
         if (sinks := self.attention.sinks) is None:
             return self.attention.attention(q, k, v, *kept)
         return self.attention.attention(q, k, v, *(kept or (None,)), sinks)

@@ -27,7 +27,7 @@ def rotation(positions: Tensor, model: ModelConfig, dtype: torch.dtype) -> Rotat
 
 def frequencies(model: ModelConfig, device: torch.device) -> Tensor:
     """Radians per token of each pair of elements [D/2], fp64."""
-    exponent = torch.arange(0, model.head_dim, 2, dtype=torch.float64, device=device) / model.head_dim
+    exponent = torch.arange(0, model.rope_dim, 2, dtype=torch.float64, device=device) / model.rope_dim
     unscaled = model.rope_theta**-exponent
     if model.rope_scaling is None or model.rope_factor is None or model.rope_original_seq_len is None:
         return unscaled

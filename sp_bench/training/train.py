@@ -117,12 +117,12 @@ def open_layers(
 ) -> Iterator[Sequence[methods.SequenceParallelAttention]]:
     """The attention of each layer. With `workload.fit` it lacks the kernel's arithmetic in layers that do not compute
     their attention."""
-    module, attended = methods.get(config.method.name), attended_layers(config)
+    attended = attended_layers(config)
     with ExitStack() as opened:
         whole = {kind: opened.enter_context(open_attention(config, seq_len, mesh, kind)) for kind in config.kinds}
         without = {
             kind: opened.enter_context(
-                module.open(config.method, NoKernel(torch.zeros), config.attention_shape(seq_len, kind), mesh)
+                methods.opened(config.method, NoKernel(torch.zeros), config.attention_shape(seq_len, kind), mesh)
             )
             for kind in (config.kinds if config.workload.fit else ())
         }

@@ -12,6 +12,7 @@ from sp_bench import kernels
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.shape import AttentionShape
+from sp_bench.costs import training
 from sp_bench.costs.attention import OF_METHODS, attention_forward_flops, flash_backward
 from sp_bench.costs.flops import step_flops
 from sp_bench.costs.work import projected_tokens, projection_flops
@@ -19,6 +20,7 @@ from sp_bench.kernels import flash_attn_4
 from sp_bench.methods import closed_forms, real_rank
 from sp_bench.planning import plan
 from sp_bench.report import templates
+from sp_bench.training.model import Decoder
 
 from .rows import commit, row
 
@@ -75,6 +77,9 @@ def test_cells_without_latents_keep_their_ids_and_each_option_makes_another(make
     assert len(set(ids)) == 4
 
 
+STEP = {"model": "deepseek_v2_lite_dense", "workload": "train_step"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -84,7 +89,12 @@ def test_cells_without_latents_keep_their_ids_and_each_option_makes_another(make
         ({"model__kv_lora_rank": 8, "model__qk_rope_head_dim": 4}, "use model.num_kv_heads=8, not 2"),
         ({"method": "ring", "method__sends": "latent"}, "model=tiny has no latent"),
         ({"model": "deepseek_v3", "workload__window": 8}, "workload.window=8: model=deepseek_v3 has latents"),
-        ({"model": "deepseek_v3", "workload": "train_step"}, "v_head_dim=128: no decoder here has that"),
+        ({"model__v_head_dim": 16, "model__head_dim": 8, "workload": "train_step"}, "v_head_dim=16: no decoder here"),
+        (STEP | {"engine": "hf_fsdp2"}, "engine=hf_fsdp2: layers with latents"),
+        (STEP | {"workload__linear_dtype": "float8_rowwise"}, "linear_dtype=float8_rowwise: layers with latents"),
+        (STEP | {"workload__activation_checkpointing": "selective_output"}, "=selective_output: layers with latents"),
+        (STEP | {"model__sinks": True}, "model.sinks=True: layers with latents"),
+        (STEP | {"model__qk_rope_head_dim": 63}, "qk_rope_head_dim=63 must be even"),
     ],
 )
 def test_what_means_nothing_is_refused(make_config, changes, message):
@@ -118,6 +128,35 @@ def test_kernels_of_hopper_take_deepseeks_heads_or_say_that_they_do_not(name, ta
     assert (reason is None) is takes, reason
     other = kernels.get(name).unsupported_reason(replace(V3, v_head_dim=64), "cuda")
     assert "not head_dim=192 with v_head_dim=64; use kernel=math" in str(other)
+
+
+@pytest.mark.parametrize("recomputes", ["none", "full"])
+@pytest.mark.parametrize("sends", [None, "latent"])
+def test_a_step_projects_up_once_more_for_what_is_computed_again_and_where_latents_travel(
+    make_config, sends, recomputes
+):
+    options = {"workload__activation_checkpointing": recomputes, "method__sends": sends, "sp_size": 4, "seq_len": 4096}
+    config = make_config(**STEP, method="ring", kernel="math", **options)
+    shape = config.attention_shape(4096)
+    method, ranks = config.method, range(4)
+    projections = 27 * projection_flops(method, shape, 4, ranks, backward=True)
+    if recomputes == "full":
+        projections += 27 * projection_flops(method, shape, 4, ranks, backward=False)
+    layers = 2048 * (16 * 192 + 512 + 64 + 16 * 128 + 3 * 10944)
+    again = layers - 2048 * 10944 if recomputes == "full" else 0
+    products = 2 * 4096 * (27 * (3 * layers + again) + 3 * 2048 * 102400)
+    assert training.matmul_flops(config, 4096) == products + projections
+    own = 27 * projection_flops(MethodConfig("single"), shape, 1, [0], backward=False)
+    attention = 27 * attention_forward_flops(shape)
+    assert training.model_flops(config) == 3 * (2 * 4096 * (27 * layers + 2048 * 102400) + own + attention)
+
+
+def test_a_step_with_latents_has_the_parameters_of_its_decoder(make_config):
+    model = make_config(**STEP).model
+    small = replace(model, num_layers=2, hidden_size=32, intermediate_size=48, vocab_size=256)
+    made = {name: tuple(each.shape) for name, each in Decoder(small, lambda *read: read[0]).named_parameters()}
+    of_layers = {f"blocks.{n}.{name}": shape for n in range(2) for name, shape in training.block_shapes(small).items()}
+    assert made == {**training.root_shapes(small), **of_layers}
 
 
 @pytest.mark.parametrize("method", ["ulysses", "ring", "all_gather"])
@@ -166,3 +205,24 @@ def test_the_page_says_of_a_ring_of_latents_what_rows_say(latent_ms, words, tmp_
     assert words in verdict
     assert "No rows yet" in templates.rendered(PAGE, templates.Rows([]))
     assert len(page.split()) < 800
+
+
+def test_the_page_has_whole_steps_by_the_line_through_two_depths(tmp_path):
+    config = {"hardware": {"name": "h200", "device": "cuda"}, "world": "one_rank", "link": {"name": "nodes_400g_short"}}
+    place = {"model": "deepseek_v2_lite_dense", "link": "nodes_400g_short", "sp_size": 8, "world_size": 8}
+    place |= {
+        "proof": "a row",
+        "workload": "train_step",
+        "pass_kind": "step",
+        "seq_len": 131_072,
+        "kernel": "flash_attn_4",
+    }
+    heads = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128, "kv_lora_rank": 512}
+    rows = []
+    for method, sends, ms in (("ulysses", None, 100.0), ("ring", None, 300.0), ("ring", "latent", 120.0)):
+        for num_layers in (2, 4):
+            asked = {"method": method, "sends": sends, "num_layers": num_layers, "config": json.dumps(config)}
+            made = row(median_ms=ms * (1 + num_layers), evidence="one_rank", **asked, **heads, **place)
+            rows.append(made | {name: made[name][:1] for name in ("rank_step_ms", "window_ms", "peak_host_bytes")})
+    page = templates.rendered(PAGE, templates.Rows([commit(rows, tmp_path / "h200x1_one_rank_latent_steps")]))
+    assert "| 8 | 131,072 | 2.80 | 8.40 | 3.36 | 2.50x |" in page

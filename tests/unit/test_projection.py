@@ -768,6 +768,16 @@ def test_searches_came_as_near_to_the_edge_of_the_model_as_the_docs_say():
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "said"), [("deepseek_v2_lite_dense", "has latents"), ("qwen3_next_dense", "has layers of kind delta")]
+)
+def test_advice_refuses_models_of_which_the_fit_knows_no_layers(fit, qwen, model, said):
+    asked = sweep.configs(overrides.read_arguments([f"model={model}", "workload=train_step", "dtype=bfloat16"]))[0][0]
+    asked = replace(asked, kernel=qwen.kernel)
+    with pytest.raises(NotProjectable, match=said):
+        candidates.candidates(fit, asked, candidates.Cluster(8, 8, 45.0, 140.0))
+
+
 def test_where_attention_may_be_the_peak_the_model_says_nothing_of_methods_that_nobody_counted(qwen):
     tiles = replace(qwen.workload, mlp_tile_tokens=4096)
     for name, known in (("ulysses", True), ("ring", True), ("usp", False), ("ring_flash_attn", False)):

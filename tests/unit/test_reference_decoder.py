@@ -7,6 +7,7 @@ import torch
 
 from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
+from sp_bench.attention.latent import projected
 from sp_bench.attention.masked import of_shape
 from sp_bench.config.shape import AttentionShape
 from sp_bench.hardware import package_versions
@@ -72,6 +73,29 @@ def test_it_has_those_of_our_decoder_with_windows_by_layer_and_sinks():
         assert torch.allclose(value.grad, weights[parameter].grad, rtol=1e-9, atol=1e-12), parameter
     for other in (6, 8, None):
         assert not torch.allclose(reference.token_losses(HYBRID, weights, TOKENS[:-1], LABELS, other), expected)
+
+
+LATENTS = replace(
+    VARIANTS["llama"], num_heads=4, num_kv_heads=4, head_dim=12, v_head_dim=6, kv_lora_rank=5, qk_rope_head_dim=4
+)
+
+
+def test_it_has_those_of_our_decoder_with_latents():
+    attend = differentiable(kernels.get("math"), causal=True, scale=12**-0.5)
+    ours = Decoder(LATENTS, lambda q, latent, up: attend(q, *projected(latent, up, 12))).double()
+    initialise(ours, 0)
+    with torch.no_grad():
+        for block in ours.blocks:
+            block.attention.latent_norm.weight.add_(torch.arange(5) / 5)  # of 1 would hide much
+    weights = {n: p.detach().clone().requires_grad_() for n, p in ours.named_parameters()}
+    assert [*weights] == [*reference.shapes(LATENTS)]
+    expected = reference.token_losses(LATENTS, weights, TOKENS[:-1], LABELS)
+    expected.sum().backward()
+    losses = cross_entropy.of_tokens(ours(TOKENS[None, :-1], torch.arange(len(TOKENS) - 1)), LABELS[None])[0]
+    losses.sum().backward()
+    assert torch.allclose(losses, expected, rtol=1e-12, atol=0)
+    for parameter, value in ours.named_parameters():
+        assert torch.allclose(value.grad, weights[parameter].grad, rtol=1e-9, atol=1e-12), parameter
 
 
 @pytest.mark.parametrize("name", VARIANTS)

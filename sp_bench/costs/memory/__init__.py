@@ -60,6 +60,8 @@ def unmodelled_reason(config: TrialConfig) -> Prose | None:
         return f"no committed row has the peak of products in FP8 with workload.model_code={workload.model_code}"
     if "delta" in config.model.kinds and (engine != "fsdp2" or config.kernel_of("delta") != "fla"):
         return "no committed row has the peak with layers of kind delta, but of engine fsdp2 and kernel.delta=fla"
+    if config.model.kv_lora_rank is not None:
+        return "no committed row has the peak with latents"
     if engine not in PEAKS:
         return f"no committed row has the peak of engine {engine}"
     if engine == "fsdp2":
