@@ -434,8 +434,8 @@ def _require_softmax_over_keys(config: TrialConfig) -> None:
     if model.kv_lora_rank is not None or "delta" in model.kinds:
         layers = "latents" if model.kv_lora_rank is not None else "layers of kind delta"
         raise NotProjectable(
-            f"model={model.name}: no row that the fit rests on has {layers}; docs/LATENT.md has what one real rank of such "
-            "models takes, and world=one_rank measures it"
+            f"model={model.name}: no row that the fit rests on has {layers}; docs/LATENT.md has what one real rank of "
+            "such models takes, and world=one_rank measures it"
         )
 
 
