@@ -8,6 +8,7 @@ from sp_bench.config.parsing import ConfigError, require_at_least, require_at_mo
 from sp_bench.config.prose import Prose
 from sp_bench.config.workload import ATTENTION, PROVABLE_TOKENS, TRAINING
 
+WITH_EXPERTS = ("deepseek_v2_lite", "deepseek_v3")  # of which there is the attention alone
 _DELTA_SIZES = ("delta_heads", "delta_kv_heads", "delta_head_dim")
 
 

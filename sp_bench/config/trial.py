@@ -15,7 +15,7 @@ from sp_bench.config.engine import EngineConfig
 from sp_bench.config.kernel import KernelConfig
 from sp_bench.config.machine import NO_DELAY, FabricConfig, HardwareConfig, LinkConfig
 from sp_bench.config.method import OF_ANY_SIZE, MethodConfig
-from sp_bench.config.model import ModelConfig
+from sp_bench.config.model import WITH_EXPERTS, ModelConfig
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
 from sp_bench.config.prose import Prose
 from sp_bench.config.shape import EXACT, AttentionShape, DType
@@ -228,8 +228,16 @@ class TrialConfig:
 
     def _check_latent_layers(self) -> None:
         model, workload = self.model, self.workload
+        if model.name in WITH_EXPERTS:
+            raise ConfigError(
+                f"model={model.name} has experts, which no decoder here has; use model=deepseek_v2_lite_dense, or "
+                "workload=attention"
+            )
         proven = {
             "workload": (workload.name, ("train_step", "parity")),
+            "workload.fit": (workload.fit, (False,)),
+            "workload.checkpoint_offload": (workload.checkpoint_offload or False, (False,)),
+            "workload.model_code": (workload.model_code or "eager", ("eager", "compiled")),
             "engine": (self.engine.name, ("fsdp2",)),
             "workload.linear_dtype": (workload.linear_dtype or "model", ("model",)),
             "workload.activation_checkpointing": (

@@ -186,7 +186,7 @@ def model_flops(config: TrialConfig) -> int:
     Source: arXiv 2204.02311, appendix B. Here the causal mask is counted exactly.
     """
     matmuls = 2 * matmul_parameters(config.model) * _tokens(config, config.seq_len)
-    up = _projections(config, config.seq_len, MethodConfig("single"), [0] * config.sp_size, backward=False)
+    up = _projections(config, config.seq_len, MethodConfig("single"), 1, [0], backward=False)
     return 3 * (matmuls + up + _attention_flops(config, config.seq_len))
 
 
@@ -197,14 +197,15 @@ def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
 
 
 def _projections(
-    config: TrialConfig, seq_len: int, method: MethodConfig, ranks: Sequence[int], *, backward: bool
+    config: TrialConfig, seq_len: int, method: MethodConfig, sp_size: int, ranks: Sequence[int], *, backward: bool
 ) -> int:
-    """FLOPs in which the attention of all layers of one step multiplies by `UP`, on these ranks of all sequences."""
+    """FLOPs in which the attention of all layers of one step multiplies by `UP`, on these of `sp_size` ranks of all
+    sequences."""
     if config.model.kv_lora_rank is None:
         return 0
     shape = replace(config.attention_shape(seq_len), batch_size=config.num_sequences)
     layers = sum(attended(config).values())
-    return layers * projection_flops(method, shape, config.sp_size, ranks, backward=backward)
+    return layers * projection_flops(method, shape, sp_size, ranks, backward=backward)
 
 
 def matmul_flops(config: TrialConfig, padded_seq_len: int, rank: int | None = None) -> int:
@@ -214,9 +215,10 @@ def matmul_flops(config: TrialConfig, padded_seq_len: int, rank: int | None = No
     flops = 3 * 2 * model.vocab_size * model.hidden_size * tokens
     flops += sum(_layer_flops(config, padded_seq_len))
     ranks = range(config.sp_size) if rank is None else [rank % config.sp_size] * config.sp_size
-    flops += _projections(config, padded_seq_len, config.method, ranks, backward=True)
+    of_all = config, padded_seq_len, config.method, config.sp_size, ranks
+    flops += _projections(*of_all, backward=True)
     if _recomputed(config):
-        flops += _projections(config, padded_seq_len, config.method, ranks, backward=False)
+        flops += _projections(*of_all, backward=False)
     if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again
         flops += 2 * model.vocab_size * model.hidden_size * (4 * _scored_tokens(config, padded_seq_len) - 3 * tokens)
     return flops

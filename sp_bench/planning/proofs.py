@@ -23,7 +23,7 @@ _OF_STEP = (
     *("loss_tile_tokens", "mlp_tile_tokens"),
 )
 _PROVEN = ("workload.name", "workload.pass_kind", "workload.causal", "workload.packing", "workload.sinks", "dtype")
-_OF_HEADS = ("model.v_head_dim", "model.kv_lora_rank")  # of attention: that there are such, of any size
+_OF_HEADS = ("model.v_head_dim", "model.kv_lora_rank")  # that there are such, of any size
 PROOF_LEN, MOST_WINDOW = 4096, 2048  # tokens of the proof that is suggested, and the longest window there
 _COLUMNS = ("status", "evidence", "world_size", "trial_id", "env_id", "config")
 
@@ -41,16 +41,16 @@ def _options(config: TrialConfig) -> dict[str, Any]:
     values = {
         path: option.none_means if (value := option.value(config)) is None else value for path, option in shared.items()
     }
+    uneven = config.model.v_head_dim not in (None, config.model.head_dim)
+    values |= dict(zip(_OF_HEADS, (uneven, config.model.kv_lora_rank is not None), strict=True))
     if trains:
         shapes = {kind: config.attention_shape(config.seq_len, kind) for kind in config.kinds}
         # a window of the whole sequence hides nothing
         of_kinds = {"full" if kind == "window" and not shape.window else kind for kind, shape in shapes.items()}
         kinds = "+".join(sorted(of_kinds))
         return values | {"model.layers": None if kinds == "full" else kinds, "model.sinks": config.model.sinks}
-    uneven = config.model.v_head_dim not in (None, config.model.head_dim)
-    of_heads = dict(zip(_OF_HEADS, (uneven, config.model.kv_lora_rank is not None), strict=True))
     kind = {"model.attention": config.model.attention}
-    return values | {"workload.window": config.workload.window is not None} | of_heads | kind
+    return values | {"workload.window": config.workload.window is not None} | kind
 
 
 def find(config: TrialConfig, folder: Path) -> str | None:

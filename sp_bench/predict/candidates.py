@@ -432,11 +432,10 @@ def _given(value: Any) -> str:
 def _require_softmax_over_keys(config: TrialConfig) -> None:
     model = config.model
     if model.kv_lora_rank is not None or "delta" in model.kinds:
-        layers = "latents" if model.kv_lora_rank is not None else "layers of kind delta"
-        raise NotProjectable(
-            f"model={model.name}: no row that the fit rests on has {layers}; docs/LATENT.md has what one real rank of "
-            "such models takes, and world=one_rank measures it"
-        )
+        layers, steps = "layers of kind delta", "docs/LATENT.md has steps of one real rank"
+        if model.kv_lora_rank is not None:
+            layers, steps = "latents", "sp-bench run sweep=one_rank_latent_steps measures steps of one real rank"
+        raise NotProjectable(f"model={model.name}: no row that the fit rests on has {layers}; {steps}")
 
 
 def require_kernel(fit: Fit, kernel: str) -> None:

@@ -7,14 +7,14 @@ from unittest import mock
 import pytest
 from ranks import run
 from test_train_step import check_counted_bytes, check_parameters_after_a_step
-from trials import TINY, TRAIN, job, trial
+from trials import PARITY, TINY, TRAIN, job, trial
 
 from sp_bench.attention import latent
 from sp_bench.config.method import MethodConfig
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.training.model import LatentAttention
-from sp_bench.workloads import train_step
+from sp_bench.workloads import parity, train_step
 
 SIZES = {"head_dim": 12, "v_head_dim": 8, "kv_lora_rank": 16, "qk_rope_head_dim": 4}
 LATENTS = replace(TINY, num_layers=2, num_heads=4, num_kv_heads=4, qk_norm=False, **SIZES)
@@ -24,7 +24,9 @@ LATENT_RING, LATENT_GATHER = (
     replace(each, sends="latent", layout="zigzag", dkv_dtype="input") for each in (RING, GATHER)
 )
 SELECTIVE = replace(TRAIN, activation_checkpointing="selective", micro_batches=2)
+KEEPS_MLP = replace(TRAIN, activation_checkpointing="selective_mlp")
 FULL = replace(TRAIN, activation_checkpointing="full")
+COMPILED = replace(FULL, model_code="compiled")
 
 
 def cases(world_size: int) -> list[TrialConfig]:
@@ -33,13 +35,13 @@ def cases(world_size: int) -> list[TrialConfig]:
         2: [
             trial(LATENT_RING, 2, seq_len=45, model=LATENTS, workload=SELECTIVE),
             trial(ULYSSES, 2, model=LATENTS, dtype="bfloat16"),
-            trial(LATENT_GATHER, 2, model=LATENTS, workload=FULL),
+            trial(LATENT_GATHER, 2, model=LATENTS, workload=COMPILED),
             trial(replace(RING, layout="zigzag", dkv_dtype="input"), 2, model=LATENTS, workload=FULL),
         ],
         3: [
             trial(LATENT_RING, 3, seq_len=43, model=UNEVEN, workload=FULL),
             trial(replace(LATENT_GATHER, layout="contiguous"), 3, seq_len=43, model=UNEVEN, dtype="bfloat16"),
-            trial(ULYSSES, 3, seq_len=43, model=UNEVEN),
+            trial(ULYSSES, 3, seq_len=43, model=UNEVEN, workload=KEEPS_MLP),
         ],
         4: [
             trial(LATENT_RING, 4, model=LATENTS, dtype="bfloat16"),
@@ -55,6 +57,8 @@ def check_world(rank: int, world_size: int) -> None:
             check_parameters_after_a_step(config)
     if world_size == 2:
         check_lies_are_refused()
+        measurement = parity.run(job(trial(LATENT_RING, 2, model=LATENTS, workload=PARITY)))
+        assert 0 < measurement.columns["max_nll_difference"] <= parity.NLL_TOLERANCE
 
 
 def check_lies_are_refused() -> None:

@@ -109,6 +109,20 @@ def test_a_training_step_sends_what_is_predicted_in_each_phase(run, one, sp_size
     assert columns["counted_parameters"] == measurement.expected.updated_elements
 
 
+LATENTS = {
+    "kernel": "math", "method__sends": "latent", "model__num_kv_heads": 8, "model__v_head_dim": 8,
+    "model__kv_lora_rank": 12, "model__qk_rope_head_dim": 4, "model__qk_norm": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("real_rank", [0, 3])
+def test_a_training_step_projects_up_as_often_as_its_rank_does(run, one, real_rank):
+    options = {"seq_len": 128, "real_rank": real_rank, "workload__activation_checkpointing": "full"}
+    measurement, columns = run(one("ring", 4, "train_step", **LATENTS, **options))
+    assert columns["counted_matmul_flops"] == sum(measurement.expected.matmul_flops.values())
+    assert columns["comm_counted_bytes"] == float(sum(measurement.predicted.values())) > 0
+
+
 PACKED = {"kernel": "math", "workload__packing": "fixed", "workload__document_len": 192, "seq_len": 1024}
 
 

@@ -90,6 +90,8 @@ STEP = {"model": "deepseek_v2_lite_dense", "workload": "train_step"}
         ({"method": "ring", "method__sends": "latent"}, "model=tiny has no latent"),
         ({"model": "deepseek_v3", "workload__window": 8}, "workload.window=8: model=deepseek_v3 has latents"),
         ({"model__v_head_dim": 16, "model__head_dim": 8, "workload": "train_step"}, "v_head_dim=16: no decoder here"),
+        (STEP | {"model": "deepseek_v3"}, "model=deepseek_v3 has experts, which no decoder here has"),
+        (STEP | {"workload__model_code": "liger"}, "model_code=liger: layers with latents"),
         (STEP | {"engine": "hf_fsdp2"}, "engine=hf_fsdp2: layers with latents"),
         (STEP | {"workload__linear_dtype": "float8_rowwise"}, "linear_dtype=float8_rowwise: layers with latents"),
         (STEP | {"workload__activation_checkpointing": "selective_output"}, "=selective_output: layers with latents"),
@@ -149,6 +151,8 @@ def test_a_step_projects_up_once_more_for_what_is_computed_again_and_where_laten
     own = 27 * projection_flops(MethodConfig("single"), shape, 1, [0], backward=False)
     attention = 27 * attention_forward_flops(shape)
     assert training.model_flops(config) == 3 * (2 * 4096 * (27 * layers + 2048 * 102400) + own + attention)
+    uneven = [replace(config, seq_len=1031, sp_size=size, method=MethodConfig("single")) for size in (1, 8)]
+    assert training.model_flops(uneven[0]) == training.model_flops(uneven[1])
 
 
 def test_a_step_with_latents_has_the_parameters_of_its_decoder(make_config):

@@ -220,6 +220,7 @@ def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name, 
         {"workload__window": 512, "method__layout": "contiguous"},
         {"model": "deepseek_v2_lite", "kernel": "math", "method__sends": "latent"},
         {"workload": "train_step", "model__layers": "window+full", "model__window": 512},
+        {"workload": "train_step", "model": "deepseek_v2_lite_dense", "kernel": "math", "method__sends": "latent"},
         {"workload": "train_step", "model": "qwen3_next_dense", "method": "ulysses", "method__states": "gather"},
     ],
 )
@@ -233,6 +234,15 @@ def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, 
     assert proofs.missing_reason(one, tmp_path) is None
 
 
+def test_a_step_without_latents_proves_none_with_them_and_the_reverse(make_config, tmp_path):
+    step = {"method": "ulysses", "workload": "train_step", "kernel": "math"}
+    (tmp_path / "c").mkdir()
+    row_of(make_config(**step, sp_size=2), tmp_path)
+    one = make_config(**step, world="one_rank", sp_size=8)
+    latents = make_config(**step, world="one_rank", sp_size=8, model="deepseek_v2_lite_dense")
+    assert [proofs.find(config, tmp_path) is None for config in (one, latents)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("name", "proofs_and_cells"),
     [
@@ -241,6 +251,7 @@ def test_the_command_that_a_missing_proof_names_makes_it(make_config, tmp_path, 
         ("one_rank_delta", (4, 29)),
         ("one_rank_hybrid_delta", (3, 12)),
         ("one_rank_edges", (10, 20)),
+        ("one_rank_latent_steps", (4, 24)),
     ],
 )
 def test_the_first_commands_in_a_sweep_prove_all_of_its_cells(tmp_path, name, proofs_and_cells):
