@@ -26,7 +26,7 @@ LATENT_RING, LATENT_GATHER = (
 SELECTIVE = replace(TRAIN, activation_checkpointing="selective", micro_batches=2)
 KEEPS_MLP = replace(TRAIN, activation_checkpointing="selective_mlp")
 FULL = replace(TRAIN, activation_checkpointing="full")
-COMPILED = replace(FULL, model_code="compiled")
+COMPILED = replace(FULL, model_code="compiled", warmup_steps=1)
 
 
 def cases(world_size: int) -> list[TrialConfig]:
