@@ -31,9 +31,13 @@ def _end(*_: object) -> None:
 
 
 def _unwind(number: int, _: object) -> None:
-    """End what was begun, then the program. A second Ctrl-C does not wait for that."""
+    """End what was begun, then the program. A second Ctrl-C does not wait for that, and neither does one where Python
+    ignores exceptions, as in some callbacks: the program would go on."""
     import signal
+    import sys
 
+    ignored = sys.unraisablehook
+    sys.unraisablehook = lambda of: os._exit(INTERRUPTED) if isinstance(of.exc_value, SystemExit) else ignored(of)
     signal.signal(number, signal.SIG_DFL)
     _say()
     raise SystemExit(INTERRUPTED)

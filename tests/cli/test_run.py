@@ -206,6 +206,28 @@ def test_ctrl_c_while_a_command_imports_is_one_line(tmp_path, imported, words):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "sp-bench: interrupted\n")
 
 
+def test_ctrl_c_where_exceptions_are_ignored_ends_the_program_too(tmp_path):
+    script = (
+        "import os, signal\n"
+        "from sp_bench.__main__ import _unwind\n"
+        "class Ends:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        range(1)\n"
+        "signal.signal(signal.SIGINT, _unwind)\n"
+        "Ends()\n"
+        "print('goes on')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sp-bench: interrupted\n")
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6])
 def test_ctrl_c_at_any_time_is_one_line(tmp_path, delay_s):
     script = (
