@@ -200,10 +200,14 @@ class TrialConfig:
             "method.head_chunks": (method.head_chunks or 1, (1,)),
             "method.exchange": (method.exchange or "collectives", ("collectives",)),
         }
+        self._require_proven("layers of kind delta", proven)
+
+    def _require_proven(self, layers: Prose, proven: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> None:
+        """proven: option -> its value, and the values with which such layers are proven."""
         for option, (value, values) in proven.items():
             if value not in values:
                 raise ConfigError(
-                    f"{option}={value}: layers of kind delta (model={self.model.name}) are proven with "
+                    f"{option}={value}: {layers} (model={self.model.name}) are proven with "
                     f"{' and '.join(map(str, values))} alone; use {option}={values[0]}"
                 )
 
@@ -250,12 +254,7 @@ class TrialConfig:
             "model.qkv_bias": (model.qkv_bias, (False,)),
             "model.rope_scaling": (model.rope_scaling or "none", ("none",)),
         }
-        for option, (value, values) in proven.items():
-            if value not in values:
-                raise ConfigError(
-                    f"{option}={value}: layers with latents (model={model.name}) are proven with "
-                    f"{' and '.join(map(str, values))} alone; use {option}={values[0]}"
-                )
+        self._require_proven("layers with latents", proven)
         if model.rope_dim % 2:
             raise ConfigError(f"model.qk_rope_head_dim={model.rope_dim} must be even: RoPE rotates pairs")
 
