@@ -172,7 +172,7 @@ PROBE = """
 const found = { width: innerWidth };
 const $ = (id) => document.getElementById(id);
 const until = async (test) => {
-  for (let n = 0; n < 100 && !test(); n++) await new Promise((go) => setTimeout(go, 20));
+  for (let n = 0; n < 1000 && !test(); n++) await new Promise((go) => setTimeout(go, 20));
 };
 const drawn = () => until(() => document.querySelectorAll("#panels .mark-symbol path").length);
 const choose = async (name, value) => {
