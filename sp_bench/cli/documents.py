@@ -78,12 +78,13 @@ class Peaks:
 
 
 def peaks(cells: Sequence[Cell], engine: str, but: tuple[str, str] | None = None) -> Peaks:
-    """The errors of all rows on GPUs. but: campaign and kernel of rows that are left out."""
+    """The errors of all rows on GPUs of which the model speaks. but: campaign and kernel of rows that are left out."""
     found = []
     for cell in (each for each in cells if each.asked["workload"] == "train_step" and each.asked["engine"] == engine):
         for row in (each for each in cell.rows if each["status"] == "ok"):
             config, measured = parse(TrialConfig, json.loads(row["config"])), row["max_peak_allocated_bytes"]
-            if measured and (row["folder"], config.kernel.name) != but:
+            known = measured and memory.unmodelled_reason(config) is None
+            if known and (row["folder"], config.kernel.name) != but:
                 error = abs(memory.peak_of_row(config, row).bytes / measured - 1)
                 found.append((error, config.world_size, config.seq_len // config.sp_size))
     return Peaks(*map(sorted, zip(*found, strict=True)))

@@ -1,5 +1,6 @@
 """Latents and values of another size than keys, without ranks: closed forms, plans and what is refused."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -212,21 +213,23 @@ def test_the_page_says_of_a_ring_of_latents_what_rows_say(latent_ms, words, tmp_
 
 
 def test_the_page_has_whole_steps_by_the_line_through_two_depths(tmp_path):
+    """In brackets the work of the GPU, where steps of one of the methods wait for the host half of their time."""
     config = {"hardware": {"name": "h200", "device": "cuda"}, "world": "one_rank", "link": {"name": "nodes_400g_short"}}
-    place = {"model": "deepseek_v2_lite_dense", "link": "nodes_400g_short", "sp_size": 8, "world_size": 8}
-    place |= {
-        "proof": "a row",
-        "workload": "train_step",
-        "pass_kind": "step",
-        "seq_len": 131_072,
-        "kernel": "flash_attn_4",
-    }
+    place = {"model": "deepseek_v2_lite_dense", "link": "nodes_400g_short", "kernel": "flash_attn_4", "proof": "a row"}
+    place |= {"workload": "train_step", "pass_kind": "step", "config": json.dumps(config), "evidence": "one_rank"}
     heads = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "v_head_dim": 128, "kv_lora_rank": 512}
+    shares = {"attention": 0.6, "matmul": 0.2, "other": 0.1, "exposed_messages": 0.1}
+    shares |= dict.fromkeys(("messages", "host_copies", "exposed_host_copies", "idle"), 0.0)
     rows = []
-    for method, sends, ms in (("ulysses", None, 100.0), ("ring", None, 300.0), ("ring", "latent", 120.0)):
-        for num_layers in (2, 4):
-            asked = {"method": method, "sends": sends, "num_layers": num_layers, "config": json.dumps(config)}
-            made = row(median_ms=ms * (1 + num_layers), evidence="one_rank", **asked, **heads, **place)
+    for ranks, seq_len, num_layers in itertools.product((8, 64), (32_768, 131_072), (2, 4)):
+        at = {"sp_size": ranks, "world_size": ranks, "seq_len": seq_len, "num_layers": num_layers}
+        of_heads, of_kv = ("ulysses", 110.0) if ranks == 8 else ("usp", 300.0)
+        for method, sends, ms in ((of_heads, None, 100.0), ("ring", None, of_kv), ("ring", "latent", 120.0)):
+            works = 0.5 if ranks == 64 and sends else 1.0
+            step_ms = ms * (1 + num_layers) / works
+            traced = [{part: share * works * step_ms for part, share in shares.items()}]
+            made = row(median_ms=step_ms, method=method, sends=sends, kernel_ms=traced, **at, **heads, **place)
             rows.append(made | {name: made[name][:1] for name in ("rank_step_ms", "window_ms", "peak_host_bytes")})
     page = templates.rendered(PAGE, templates.Rows([commit(rows, tmp_path / "h200x1_one_rank_latent_steps")]))
-    assert "| 8 | 131,072 | 2.80 | 8.40 | 3.36 | 2.50x |" in page
+    assert "| 8 | 131,072 | 2.80 | 3.08 | 3.36 | 1.20x | 0.917x |" in page
+    assert "| 64 | 131,072 | (2.80) | (8.40) | (3.36) | 1.20x | 2.50x |" in page
