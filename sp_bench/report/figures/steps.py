@@ -45,9 +45,10 @@ LINE = {"marker": "|", "color": BLACK, "ms": 9, "mew": 1.2, "ls": "none"}  # in 
 LEAST_SEEN = 0.002  # of the longest bar: about a pixel; what is nowhere wider is not in the legend
 MOST_BARS = 24  # of one figure: the longest sequences go first
 TIMED, LIMITED = "the timed step", "share_of_limit"
+SLOWED = "The profiler slows the host, so where the host is late, messages wait longer"
 PROFILED = (
-    "The mark is the timed step, which had no profiler. The profiler slows the host, so where the host is late, "
-    "messages wait longer, and the part in which nothing runs is longer, than in the timed step."
+    f"The mark is the timed step, which had no profiler. {SLOWED}, and the part in which nothing runs is longer, than "
+    "in the timed step."
 )
 CLIMBS = "The plainest step is at the top; each other has all options of one above it, and one more."
 OF_LIMIT = "limit: attention and products alone"  # in the legend
@@ -83,12 +84,15 @@ def _plot(settings: Sequence[Setting], name: str, column: str, shown: Parts, loo
     figure, shared, data = stacked(bars, shown, "ms" if in_ms else "share of the step", OF_LIMIT, look)
     figure.axes[0].set_xlim(0, None if in_ms else 1)
     what = "by the kernels that ran" if kernels else "or the one step that was timed, by its phases"
-    sentences = [shared, f"{'One' if in_ms else 'Shares of one'} untimed step, {what}."]
+    said = f"{'One' if in_ms else 'Shares of one'} untimed step, {what}"
+    if kernels and not in_ms:
+        said = f"Shares of the timed step, {what} in an untimed one"
+    sentences = [shared, f"{said}."]
     sentences += [CLIMBS] if rungs else []
     if not kernels:
         return Plot("steps", name, figure, " ".join(sentences), data.drop(columns="line"))
     sentences += ["AdamW's time on the host is of the timed steps."] if shown.keys() > KERNELS.keys() else []
-    sentences += [PROFILED, LIMIT] if in_ms else [LIMIT]
+    sentences += [PROFILED if in_ms else f"{SLOWED} than in the timed step.", LIMIT]
     return Plot(
         "steps", name, figure, " ".join(sentences), data.rename(columns={"line": "limit_ms" if in_ms else LIMITED})
     )
@@ -103,12 +107,17 @@ class Bar(NamedTuple):
 
 
 def _bar(setting: Setting, cell: Cell, parts: Mapping[str, float], *, in_ms: bool, with_limit: bool) -> Bar:
-    """A bar from parts in ms. In ms it shows the untimed step; its limit and mark are those of the timed step."""
+    """A bar from parts in ms. In ms it shows the untimed step, and its limit and mark are those of the timed step. Else
+    it shows shares of the step; of the timed one with its limit: the profiler makes the host, and what waits, late."""
     share, step_ms = cell.middle(LIMITED) if with_limit else None, cell.median_step_ms or 0
     if in_ms:
         return Bar(setting, cell, parts, share and share * step_ms, {TIMED: step_ms} if with_limit else {})
-    total = sum(parts.values())
-    return Bar(setting, cell, {part: size / total for part, size in parts.items()}, share)
+    busy = sum(size for part, size in parts.items() if part != "idle")
+    total = max(step_ms, busy) if with_limit else sum(parts.values())
+    shares = {part: size / total for part, size in parts.items()}
+    if with_limit:
+        shares["idle"] = 1 - busy / total
+    return Bar(setting, cell, shares, share and share * step_ms / total)
 
 
 def stacked(
