@@ -67,10 +67,12 @@ def select(
     folders: Sequence[Path],
     *,
     mix: bool = False,
+    every_environment: bool = False,
     executor: Executor | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
 ) -> Selection:
-    """Read campaigns and select rows. mix: pool rows of all environments. executor, progress: as in `store.read`.
+    """Read campaigns and select rows. mix: pool rows of all environments. every_environment: of each cell, not of the
+    newest alone; they are no replicates of each other. executor, progress: as in `store.read`.
 
     Raises:
         OSError: a folder is missing or cannot be read.
@@ -81,7 +83,7 @@ def select(
     problems = [*(problem for each in read for problem in each.problems), *copies]
     unread = tuple(file for each in read for file in each.unread)
     last = once.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
-    newest = pd.DataFrame(last[last["env_id"] == _newest(last, "folder")])
+    newest = last if every_environment else pd.DataFrame(last[last["env_id"] == _newest(last, "folder")])
     newest = pd.DataFrame(newest[newest["env_id"] == _newest(newest, "core_id")])
     chosen = frame.loc[newest.sort_values("file").index].reset_index(drop=True)
     pools = [MIXED] * len(chosen) if mix else _pools(chosen)

@@ -111,6 +111,7 @@ class Rows:
             "cells",
             "largest",
             "at_full_depth",
+            "runs",
             "pair",
             "longest",
             "grid",
@@ -161,16 +162,22 @@ class Rows:
             self.campaigns[campaign] = cells(of_equal_steps(rows))
         return [each for each in self.campaigns[campaign] if each.ok and _is_asked(each, asked)]
 
-    def largest(self, campaign: str, column: str) -> float:
+    def largest(self, campaign: str, column: str, **asked: Any) -> float:
         """The largest value of a column over a campaign's rows that ran, also of those without a time."""
         self.cells(campaign)
-        rows = [row for each in self.campaigns[campaign] for row in each.rows if row["status"] == "ok"]
-        return max(row[column] for row in rows)
+        found = [each for each in self.campaigns[campaign] if _is_asked(each, asked)]
+        return max(row[column] for each in found for row in each.rows if row["status"] == "ok")
 
     def at_full_depth(self, campaign: str, **asked: Any) -> list[Cell]:
         """The same, with all layers of their model: those that ran with few as the line through two depths has them."""
         self.cells(campaign)
         return [each for each in at_full_depth(self.campaigns[campaign]) if each.ok and _is_asked(each, asked)]
+
+    def runs(self, campaign: str, **asked: Any) -> list[Cell]:
+        """The same in each environment, not only in the newest: a cell that ran again with other libraries or code."""
+        self.cells(campaign)
+        rows = select([self.folders[campaign]], every_environment=True, executor=self.executor).rows
+        return [each for each in at_full_depth(cells(of_equal_steps(rows))) if each.ok and _is_asked(each, asked)]
 
     def cell(self, campaign: str, method: str, **asked: Any) -> Cell:
         """The one measured cell of a campaign that these values name."""
