@@ -117,7 +117,7 @@ def _bar(setting: Setting, cell: Cell, parts: Mapping[str, float], *, in_ms: boo
     shares = {part: size / total for part, size in parts.items()}
     if with_limit:
         shares["idle"] = 1 - busy / total
-    return Bar(setting, cell, shares, share and share * step_ms / total)
+    return Bar(setting, cell, shares, share)
 
 
 def stacked(
